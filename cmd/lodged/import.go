@@ -100,7 +100,7 @@ type host struct {
 // The error codes of a daemon that has no such object.
 var absent = map[int32]bool{42: true, 43: true, 49: true, 66: true}
 
-func (h host) Known(ctx context.Context, s importer.Sort, name string) (bool, error) {
+func (h host) Known(ctx context.Context, s importer.Kind, name string) (bool, error) {
 	var err error
 	switch s {
 	case importer.Domain:
@@ -122,7 +122,7 @@ func (h host) Known(ctx context.Context, s importer.Sort, name string) (bool, er
 	return err == nil, err
 }
 
-func (h host) Define(ctx context.Context, s importer.Sort, doc string, t importer.Traits) (did string, err error) {
+func (h host) Define(ctx context.Context, s importer.Kind, doc string, t importer.Traits) (did string, err error) {
 	switch s {
 	case importer.Domain:
 		return h.defineDomain(ctx, doc, t)

@@ -57,15 +57,15 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 		return err
 	}
 	server := libvirt.New(libvirt.Config{
-		Rooms: libvirt.Rooms{
+		Backends: libvirt.Backends{
 			Guests: d.Guests, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Events: d.Events,
 			Host: d.Host, Devices: d.Devices, Emulators: d.Emulators,
 		},
-		Log: log, Groups: o.groups(), Gate: d.Gate, Reception: reception, Audit: d.Audit,
+		Log: log, Groups: o.groups(), Authorizer: d.Gate, Authenticator: reception, Audit: d.Audit,
 	})
 	sets := api.New(api.Config{
 		Fleet: d.Fleet, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Starts: d.Guests.Starts,
-		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Gate: d.Gate, Reception: reception, Audit: d.Audit,
+		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Authorizer: d.Gate, Authenticator: reception, Audit: d.Audit,
 	})
 	served, ctx := errgroup.WithContext(ctx)
 	served.Go(func() error { reloadOnHangUp(ctx, hangUps, log, d.Gate, d.Audit, certificates); return nil })

@@ -121,8 +121,8 @@ func export(w io.Writer, data, dir string) error {
 func showResult(w io.Writer, r importer.Result) {
 	name, file := cli.Clean(r.Name), cli.Clean(r.File) // the tree is not trusted
 	if r.Err != nil {
-		fmt.Fprintf(w, "%-8s %-24s failed: %s (%s)\n", r.Sort, name, cli.Clean(r.Err.Error()), file)
+		fmt.Fprintf(w, "%-8s %-24s failed: %s (%s)\n", r.Kind, name, cli.Clean(r.Err.Error()), file)
 		return
 	}
-	fmt.Fprintf(w, "%-8s %-24s %s (%s)\n", r.Sort, name, cli.Clean(r.Did), file)
+	fmt.Fprintf(w, "%-8s %-24s %s (%s)\n", r.Kind, name, cli.Clean(r.Outcome), file)
 }

@@ -30,43 +30,43 @@ type acceptor struct {
 
 	warned time.Time // used only by the accepting goroutine
 
-	mu     sync.Mutex
-	inside map[*client]bool
+	mu      sync.Mutex
+	clients map[*client]bool
 }
 
-func (d *acceptor) add(c *client) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.inside == nil {
-		d.inside = map[*client]bool{}
+func (a *acceptor) add(c *client) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.clients == nil {
+		a.clients = map[*client]bool{}
 	}
-	d.inside[c] = true
+	a.clients[c] = true
 }
 
-func (d *acceptor) remove(c *client) {
-	d.conns.release(c.owner, 1)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.inside, c)
+func (a *acceptor) remove(c *client) {
+	a.conns.release(c.owner, 1)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.clients, c)
 }
 
-// dropRevoked disconnects clients that changed rules no longer admit.
-func (d *acceptor) dropRevoked(ctx context.Context, gate *authz.Authorizer) {
-	changed := gate.Changed()
+// dropRevoked disconnects clients that the rules, after a change, no longer admit.
+func (a *acceptor) dropRevoked(ctx context.Context, authorizer *authz.Authorizer) {
+	changed := authorizer.Changed()
 	for {
 		select {
 		case <-changed:
 		case <-ctx.Done():
 			return
 		}
-		changed = gate.Changed()
-		d.mu.Lock()
-		for c := range d.inside {
-			if !c.unadmitted.Load() && gate.Admit(c.who) != nil {
-				_ = c.Conn.Close() // the goroutine that serves it notices, and closes the rest
+		changed = authorizer.Changed()
+		a.mu.Lock()
+		for c := range a.clients {
+			if !c.unadmitted.Load() && authorizer.Admit(c.principal) != nil {
+				_ = c.Conn.Close() // the goroutine that serves it notices, and releases the rest
 			}
 		}
-		d.mu.Unlock()
+		a.mu.Unlock()
 	}
 }
 
@@ -75,32 +75,32 @@ const warnInterval = 10 * time.Second
 
 // Accept closes connections beyond the bounds. The bound for one owner is far above the needs of a normal
 // client.
-func (d *acceptor) Accept() (net.Conn, error) { return d.accept() }
+func (a *acceptor) Accept() (net.Conn, error) { return a.accept() }
 
-func (d *acceptor) accept() (*client, error) {
+func (a *acceptor) accept() (*client, error) {
 	for {
-		conn, err := d.Listener.Accept()
+		conn, err := a.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		c := newClient(conn, d)
-		if d.conns.take(c.owner, 1) {
-			if d.unadmitted.take(c.owner, 1) {
-				d.add(c)
-				c.findProcess(d.authenticator)
+		c := newClient(conn, a)
+		if a.conns.take(c.owner, 1) {
+			if a.unadmitted.take(c.owner, 1) {
+				a.add(c)
+				c.findProcess(a.authenticator)
 				return c, nil
 			}
-			d.conns.release(c.owner, 1)
+			a.conns.release(c.owner, 1)
 		}
 		_ = conn.Close()
-		if time.Since(d.warned) > warnInterval {
-			d.log.Warn("too many connections to the API; client refused", "client", c.who, "pid", c.who.Peer.PID)
-			d.warned = time.Now()
+		if time.Since(a.warned) > warnInterval {
+			a.log.Warn("too many connections to the API; client refused", "client", c.principal, "pid", c.principal.Peer.PID)
+			a.warned = time.Now()
 		}
 	}
 }
 
-// client is a connection with its place.
+// client is a connection, its client's identity, and its part of the quotas.
 type client struct {
 	net.Conn
 	owner      authz.Owner
@@ -108,25 +108,25 @@ type client struct {
 	once       sync.Once
 	unadmitted atomic.Bool // no call was admitted yet
 
-	who authz.Principal // for another host, set before the tlsListener hands it over, and constant afterwards
-	// polkitTurn is held by the call that has polkit asked, so that one question serves all calls. It guards
-	// proved.
-	polkitTurn chan struct{}
-	proved     bool
+	principal authz.Principal // for another host, set before the tlsListener hands it over, and constant afterwards
+	// polkitTurn is held by the call that asks polkit, so that one question serves all calls. It guards
+	// polkitAllowed.
+	polkitTurn    chan struct{}
+	polkitAllowed bool
 
-	// For a client that polkit decides about: its process, or why it is not known.
-	process polkit.Process
-	lost    error
+	// For a client that polkit authenticates: its process, or why that is unknown.
+	process    polkit.Process
+	processErr error
 
 	unwatch func() // for another host: ends the watch on its certificate; set before the tlsListener hands it over
 }
 
-func newClient(conn net.Conn, d *acceptor) *client {
-	c := &client{Conn: conn, acceptor: d, polkitTurn: make(chan struct{}, 1), who: authz.Principal{Address: conn.RemoteAddr().String()}}
+func newClient(conn net.Conn, a *acceptor) *client {
+	c := &client{Conn: conn, acceptor: a, polkitTurn: make(chan struct{}, 1), principal: authz.Principal{Address: conn.RemoteAddr().String()}}
 	if _, here := conn.(*net.UnixConn); here {
-		c.who = authz.LocalPrincipal(listener.PeerOf(conn))
+		c.principal = authz.LocalPrincipal(listener.PeerOf(conn))
 	}
-	c.owner = c.who.Owner()
+	c.owner = c.principal.Owner()
 	c.unadmitted.Store(true)
 	return c
 }
@@ -151,12 +151,12 @@ func (c *client) markAdmitted() {
 
 // findProcess records the client's process while it exists: its PID may be reused when it calls.
 func (c *client) findProcess(r *authz.Authenticator) {
-	if r.AsksPolkit(c.who) {
-		c.process, c.lost = polkit.Find(c.who.Peer.PID, c.who.Peer.UID)
+	if r.AsksPolkit(c.principal) {
+		c.process, c.processErr = polkit.Find(c.principal.Peer.PID, c.principal.Peer.UID)
 	}
 }
 
-// authenticate asks polkit whether the client is admitted. One positive answer holds for the connection.
+// authenticate asks polkit whether the client is admitted. A positive answer holds for the whole connection.
 func (c *client) authenticate(ctx context.Context, r *authz.Authenticator) error {
 	select {
 	case c.polkitTurn <- struct{}{}:
@@ -164,18 +164,18 @@ func (c *client) authenticate(ctx context.Context, r *authz.Authenticator) error
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if c.proved {
+	if c.polkitAllowed {
 		return nil
 	}
-	err := c.lost
+	err := c.processErr
 	if err == nil {
-		err = r.AuthenticateLocal(ctx, c.who, c.process, false)
+		err = r.AuthenticateLocal(ctx, c.principal, c.process, false)
 	}
-	c.proved = err == nil
+	c.polkitAllowed = err == nil
 	return err
 }
 
-// tlsListener does the TLS handshakes of clients of other hosts concurrently, so that they never block the listener.
+// tlsListener makes the TLS handshakes with clients from other hosts concurrently, so that none blocks the listener.
 type tlsListener struct {
 	*acceptor
 	certificates *listener.Certificates
@@ -187,66 +187,66 @@ type tlsListener struct {
 	work     sync.WaitGroup
 }
 
-func (s *Server) newTLSListener(l Listener, d *acceptor) *tlsListener {
-	h := &tlsListener{acceptor: d, certificates: l.Certificates, audit: s.Audit, admitted: make(chan net.Conn)}
-	h.life, h.end = context.WithCancelCause(context.Background())
-	h.work.Go(h.receive)
-	return h
+func (s *Server) newTLSListener(l Listener, a *acceptor) *tlsListener {
+	t := &tlsListener{acceptor: a, certificates: l.Certificates, audit: s.Audit, admitted: make(chan net.Conn)}
+	t.life, t.end = context.WithCancelCause(context.Background())
+	t.work.Go(t.receive)
+	return t
 }
 
 // Accept returns the next admitted client.
-func (h *tlsListener) Accept() (net.Conn, error) {
+func (l *tlsListener) Accept() (net.Conn, error) {
 	select {
-	case conn := <-h.admitted:
+	case conn := <-l.admitted:
 		return conn, nil
-	case <-h.life.Done():
+	case <-l.life.Done():
 		return nil, net.ErrClosed
 	}
 }
 
 // Close stops accepting clients, and waits for the handshakes under way.
-func (h *tlsListener) Close() error {
-	h.end(net.ErrClosed)
-	err := h.Listener.Close()
-	h.work.Wait()
+func (l *tlsListener) Close() error {
+	l.end(net.ErrClosed)
+	err := l.Listener.Close()
+	l.work.Wait()
 	return err
 }
 
-func (h *tlsListener) receive() {
+func (l *tlsListener) receive() {
 	for {
-		c, err := h.accept()
+		c, err := l.accept()
 		switch {
 		case err == nil:
-			h.work.Go(func() { h.handshake(c) })
+			l.work.Go(func() { l.handshake(c) })
 			continue
 		case errors.Is(err, net.ErrClosed):
-			h.end(net.ErrClosed)
+			l.end(net.ErrClosed)
 			return
 		}
-		h.log.Warn("cannot accept a client", "socket", h.Addr(), "error", err)
+		l.log.Warn("cannot accept a client", "socket", l.Addr(), "error", err)
 		select {
 		case <-time.After(100 * time.Millisecond): // probably out of descriptors
-		case <-h.life.Done():
+		case <-l.life.Done():
 		}
 	}
 }
 
-func (h *tlsListener) handshake(c *client) {
-	secure := h.certificates.Server(c, "h2", "http/1.1")
-	who, err := h.authenticator.Handshake(h.life, secure, c.who.Address)
-	c.who = who
+func (l *tlsListener) handshake(c *client) {
+	secure := l.certificates.Server(c, "h2", "http/1.1")
+	principal, err := l.authenticator.Handshake(l.life, secure, c.principal.Address)
+	c.principal = principal
 	if !authz.IsOverLimit(err) {
-		h.audit.Note(authz.Entry{Principal: who, API: "lodge", Call: "TLS", Err: err, Login: true})
+		l.audit.Note(authz.Entry{Principal: principal, API: "lodge", Call: "TLS", Err: err, Login: true})
 	}
 	if err == nil {
-		c.unwatch = h.certificates.Watch(secure, func(why error) {
-			h.audit.Note(authz.Entry{Principal: who, API: "lodge", Call: "TLS", Err: why, Login: true})
+		c.unwatch = l.certificates.Watch(secure, func(why error) {
+			l.audit.Note(authz.Entry{Principal: principal, API: "lodge", Call: "TLS", Err: why, Login: true})
 			_ = c.Conn.Close() // the goroutine that serves it notices, and closes the rest
 		})
 		select {
-		case h.admitted <- secure:
+		case l.admitted <- secure:
 			return
-		case <-h.life.Done():
+		case <-l.life.Done():
 		}
 	}
 	_ = c.Close()

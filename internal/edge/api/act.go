@@ -25,29 +25,29 @@ func (s *Server) Act(ctx context.Context, r *lodgev1.ActRequest, stream *connect
 	verbs := rightsNeeded(&request)
 	sc, done := s.restrict(ctx, &request)
 	defer done()
-	tried := authz.Entry{Call: "Act", Permission: verbs[0], Resource: authz.Resource{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
-	return s.stream(ctx, stream, tried, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
-		return s.Fleet.Run(ctx, sc, request, t.plan, s.audited(ctx, "Act", verbs[0], t.result))
+	attempt := authz.Entry{Call: "Act", Permission: verbs[0], Resource: authz.Resource{Name: "guests " + strings.Join(r.GetSelect(), " ")}}
+	return s.stream(ctx, stream, attempt, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
+		return s.Fleet.Run(ctx, sc, request, t.addPlan, s.auditResults(ctx, "Act", verbs[0], t.addResult))
 	})
 }
 
 // Cancel cancels a set that is under way.
 func (s *Server) Cancel(ctx context.Context, r *lodgev1.CancelRequest) (*lodgev1.CancelResponse, error) {
-	err := s.sets.end(r.GetRun())
+	err := s.sets.stop(r.GetRun())
 	s.Audit.Note(authz.Entry{Principal: caller(ctx), API: "lodge", Call: "Cancel", Permission: authz.Stop, Resource: authz.Resource{Name: "set '" + r.GetRun() + "'"}, Err: err})
 	return &lodgev1.CancelResponse{}, err
 }
 
-// modes are the shutdown methods by their names on the wire.
-var modes = map[string]guest.ShutdownMode{"": guest.ShutdownDefault, "acpi": guest.ShutdownACPI, "agent": guest.ShutdownAgent}
+// shutdownModes are the shutdown methods by their names on the wire.
+var shutdownModes = map[string]guest.ShutdownMode{"": guest.ShutdownDefault, "acpi": guest.ShutdownACPI, "agent": guest.ShutdownAgent}
 
 func toRequest(r *lodgev1.ActRequest) (fleet.Request, error) {
-	chosen, err := selectors(r.GetSelect())
+	chosen, err := parseSelectors(r.GetSelect())
 	if err != nil {
 		return fleet.Request{}, err
 	}
 	o := r.GetOptions()
-	mode, known := modes[o.GetMode()]
+	mode, known := shutdownModes[o.GetMode()]
 	if !known {
 		return fleet.Request{}, fault.New(fault.Invalid, fault.Call, "shutdown mode %q is unknown; use acpi or agent", o.GetMode())
 	}
@@ -66,13 +66,13 @@ func toRequest(r *lodgev1.ActRequest) (fleet.Request, error) {
 	}, nil
 }
 
-// sets are the sets under way, by the number in their plan.
+// sets are the sets under way, by the number in their plan. A set is a verb applied to several guests.
 type sets struct {
 	mu     sync.Mutex
 	cancel map[string]context.CancelCauseFunc
 }
 
-func (s *sets) begin(cancel context.CancelCauseFunc) (run string) {
+func (s *sets) add(cancel context.CancelCauseFunc) (run string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	run = strings.ReplaceAll(uuid.NewString(), "-", "")[:12]
@@ -80,7 +80,7 @@ func (s *sets) begin(cancel context.CancelCauseFunc) (run string) {
 	return run
 }
 
-func (s *sets) end(run string) error {
+func (s *sets) stop(run string) error {
 	s.mu.Lock()
 	cancel := s.cancel[run]
 	s.mu.Unlock()
@@ -91,7 +91,7 @@ func (s *sets) end(run string) error {
 	return nil
 }
 
-func (s *sets) forget(run string) {
+func (s *sets) remove(run string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.cancel, run)
@@ -103,7 +103,7 @@ func (s *sets) count() int {
 	return len(s.cancel)
 }
 
-// setMessages is the queue of messages about a set. The work on the set writes it and never waits; it grows to at
+// setMessages is the queue of messages about a set. The work on the set adds to it and never waits. It grows to at
 // most one message for each guest.
 type setMessages struct {
 	run  string
@@ -113,52 +113,52 @@ type setMessages struct {
 	steps []*lodgev1.Step
 }
 
-func (t *setMessages) add(step *lodgev1.Step) {
-	t.mu.Lock()
-	t.steps = append(t.steps, step)
-	t.mu.Unlock()
+func (m *setMessages) add(step *lodgev1.Step) {
+	m.mu.Lock()
+	m.steps = append(m.steps, step)
+	m.mu.Unlock()
 	select {
-	case t.more <- struct{}{}:
+	case m.more <- struct{}{}:
 	default:
 	}
 }
 
-func (t *setMessages) take() []*lodgev1.Step {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	steps := t.steps
-	t.steps = nil
+func (m *setMessages) take() []*lodgev1.Step {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	steps := m.steps
+	m.steps = nil
 	return steps
 }
 
-func (t *setMessages) plan(p fleet.Plan) {
-	t.add(&lodgev1.Step{Step: &lodgev1.Step_Plan{Plan: &lodgev1.Plan{
-		Run: t.run, Total: uint32(p.Total), Waves: uint32(p.Waves), Parallel: uint32(p.Parallel),
+func (m *setMessages) addPlan(p fleet.Plan) {
+	m.add(&lodgev1.Step{Step: &lodgev1.Step_Plan{Plan: &lodgev1.Plan{
+		Run: m.run, Total: uint32(p.Total), Waves: uint32(p.Waves), Parallel: uint32(p.Parallel),
 	}}})
 }
 
-func (t *setMessages) result(r fleet.Result) {
-	t.add(&lodgev1.Step{Step: &lodgev1.Step_Result{Result: &lodgev1.Result{
+func (m *setMessages) addResult(r fleet.Result) {
+	m.add(&lodgev1.Step{Step: &lodgev1.Step_Result{Result: &lodgev1.Result{
 		Name: validUTF8(r.Name), Uuid: validUTF8(r.UUID), Outcome: string(r.Outcome), Note: validUTF8(r.Note), Fault: toFault(r.Error),
 		Queued: durationpb.New(r.Queued), Took: durationpb.New(r.Took), Wave: uint32(r.Wave),
 	}}})
 }
 
-func (t *setMessages) summary(s fleet.Summary) {
-	t.add(&lodgev1.Step{Step: &lodgev1.Step_Summary{Summary: &lodgev1.Summary{
+func (m *setMessages) addSummary(s fleet.Summary) {
+	m.add(&lodgev1.Step{Step: &lodgev1.Step_Summary{Summary: &lodgev1.Summary{
 		Done: uint32(s.Done), Unchanged: uint32(s.Unchanged), Failed: uint32(s.Failed), Skipped: uint32(s.Skipped),
 		Cancelled: uint32(s.Cancelled), Would: uint32(s.Would), Took: durationpb.New(s.Took),
 	}}})
 }
 
 // stream works on a set, and at the same time sends results as fast as the client reads. It returns when both
-// have ended, with the reason why the client was lost, or the result of the work. A client that disconnects or
-// does not read cancels the guests that have not begun. If the whole set is refused, no guest has a turn in
-// the audit, so the attempt is noted.
-func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], tried authz.Entry, work func(context.Context, *setMessages) (fleet.Summary, error)) (failure error) {
+// have ended, with the error of the sending, else of the work. When the client disconnects or does not read, the
+// guests that have not begun are cancelled. If the whole set is refused, the audit has no entry of a guest, so it
+// gets the entry attempt.
+func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.Step], attempt authz.Entry, work func(context.Context, *setMessages) (fleet.Summary, error)) (failure error) {
 	refused := func(err error) error {
-		tried.Principal, tried.API, tried.Err = caller(ctx), "lodge", err
-		s.Audit.Note(tried)
+		attempt.Principal, attempt.API, attempt.Err = caller(ctx), "lodge", err
+		s.Audit.Note(attempt)
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -168,40 +168,40 @@ func (s *Server) stream(ctx context.Context, to *connect.ServerStream[lodgev1.St
 		return refused(fault.New(fault.NoCapacity, fault.Call, "%d sets are already under way, or %d of this client; try again when one has ended", s.running.all, s.running.each))
 	}
 	defer s.running.release(owner, 1)
-	run := s.sets.begin(cancel)
-	defer s.sets.forget(run)
+	run := s.sets.add(cancel)
+	defer s.sets.remove(run)
 	t := &setMessages{run: run, more: make(chan struct{}, 1)}
-	ended, told := make(chan struct{}), make(chan error, 1)
+	ended, sent := make(chan struct{}), make(chan error, 1)
 	go func() {
-		lost := t.sendTo(to, ended)
-		if lost != nil {
-			cancel(fault.Wrap(lost, fault.Aborted, fault.Call, "the client did not read its answers in time"))
+		err := t.sendTo(to, ended)
+		if err != nil {
+			cancel(fault.Wrap(err, fault.Aborted, fault.Call, "the client did not read its answers in time"))
 		}
-		told <- lost
+		sent <- err
 	}()
-	defer func() { // also if the work panics; the caller contains that
+	defer func() { // also if the work panics; Connect recovers from that
 		close(ended)
-		if lost := <-told; lost != nil {
-			failure = lost
+		if err := <-sent; err != nil {
+			failure = err
 		}
 	}()
 	summary, err := work(ctx, t)
 	if err != nil {
 		return refused(err)
 	}
-	t.summary(summary)
+	t.addSummary(summary)
 	return nil
 }
 
-// sendTo sends messages until the work has ended and all are sent, or the client is lost.
-func (t *setMessages) sendTo(to *connect.ServerStream[lodgev1.Step], ended <-chan struct{}) error {
+// sendTo sends messages until the work has ended and all are sent, or until a send fails.
+func (m *setMessages) sendTo(to *connect.ServerStream[lodgev1.Step], ended <-chan struct{}) error {
 	for last := false; !last; {
 		select {
-		case <-t.more:
+		case <-m.more:
 		case <-ended:
 			last = true
 		}
-		for _, step := range t.take() {
+		for _, step := range m.take() {
 			if err := to.Send(step); err != nil {
 				return err
 			}

@@ -70,7 +70,7 @@ func serve(t testing.TB, guests int, change ...func(*limits)) *testServer {
 		c(&l)
 	}
 	h := &testServer{t: t, events: d.Events, path: filepath.Join(dir, "lodge.sock")}
-	h.server = newServer(Config{Fleet: d.Fleet, Gate: d.Gate, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Log: log, Version: "test"}, l)
+	h.server = newServer(Config{Fleet: d.Fleet, Authorizer: d.Gate, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Log: log, Version: "test"}, l)
 	listener, err := listener.Listen(t.Context(), listener.Place{Path: h.path})
 	ok(t, err)
 	ctx, stop := context.WithCancelCause(context.Background())
@@ -265,8 +265,8 @@ func (h *testServer) hold(ctx context.Context, work func(context.Context, *setMe
 	mux.Handle(path, handler)
 	l, err := listener.Listen(h.t.Context(), listener.Place{Path: h.path + ".held"})
 	ok(h.t, err)
-	server := h.server.http(context.Background())
-	server.Handler = &limiter{Server: h.server, next: mux, refuse: connect.NewErrorWriter()}
+	server := h.server.newHTTPServer(context.Background())
+	server.Handler = &limiter{Server: h.server, next: mux, errorWriter: connect.NewErrorWriter()}
 	go func() {
 		_ = server.Serve(&acceptor{Listener: l, conns: h.server.conns, unadmitted: h.server.unadmitted, log: h.server.Log})
 	}()
@@ -280,9 +280,9 @@ func (h *testServer) hold(ctx context.Context, work func(context.Context, *setMe
 func TestAct_Cancel(t *testing.T) {
 	h := serve(t, 0)
 	stream := h.hold(h.context(), func(ctx context.Context, to *setMessages) (fleet.Summary, error) {
-		to.plan(fleet.Plan{Total: 2})
+		to.addPlan(fleet.Plan{Total: 2})
 		<-ctx.Done()
-		to.result(fleet.Result{Name: "a", Outcome: fleet.Cancelled, Error: context.Cause(ctx)})
+		to.addResult(fleet.Result{Name: "a", Outcome: fleet.Cancelled, Error: context.Cause(ctx)})
 		return fleet.Summary{Cancelled: 1}, nil
 	})
 	if !stream.Receive() {
@@ -300,7 +300,7 @@ func TestAct_Cancel(t *testing.T) {
 func TestAct_PanicFailsOnlyItsCall(t *testing.T) {
 	h := serve(t, 0)
 	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
-		to.plan(fleet.Plan{Total: 1})
+		to.addPlan(fleet.Plan{Total: 1})
 		panic("a bug")
 	})
 	for stream.Receive() {
@@ -318,7 +318,7 @@ func TestAct_InvalidUTF8(t *testing.T) {
 	const bad = "caf\xe9"
 	h := serve(t, 0)
 	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
-		to.result(fleet.Result{Name: bad, UUID: bad, Outcome: fleet.Failed, Note: bad, Error: errors.New(bad)})
+		to.addResult(fleet.Result{Name: bad, UUID: bad, Outcome: fleet.Failed, Note: bad, Error: errors.New(bad)})
 		return fleet.Summary{Failed: 1}, nil
 	})
 	if _, results, summary := take(t, stream); len(results) != 1 || summary.GetFailed() != 1 {
@@ -343,7 +343,7 @@ func TestAct_ClientDisconnects(t *testing.T) {
 	ctx, leave := context.WithCancelCause(h.context())
 	cancelled := make(chan struct{})
 	stream := h.hold(ctx, func(ctx context.Context, to *setMessages) (fleet.Summary, error) {
-		to.plan(fleet.Plan{Total: 1})
+		to.addPlan(fleet.Plan{Total: 1})
 		<-ctx.Done()
 		close(cancelled)
 		return fleet.Summary{}, nil
@@ -367,11 +367,11 @@ func wait(t *testing.T, for_ <-chan struct{}, otherwise string) {
 // TestAct_ClientDoesNotRead has a client that reads nothing. The work on its set still completes,
 // and then the client is disconnected.
 func TestAct_ClientDoesNotRead(t *testing.T) {
-	h := serve(t, 0, func(l *limits) { l.patience = 200 * time.Millisecond })
+	h := serve(t, 0, func(l *limits) { l.writeTimeout = 200 * time.Millisecond })
 	worked := make(chan struct{})
 	h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
 		for range 20000 { // far more than the connection's windows hold
-			to.result(fleet.Result{Name: strings.Repeat("x", 1000), Outcome: fleet.Done})
+			to.addResult(fleet.Result{Name: strings.Repeat("x", 1000), Outcome: fleet.Done})
 		}
 		close(worked)
 		return fleet.Summary{}, nil
@@ -447,16 +447,16 @@ func TestWatch_SlowClientGetsGap(t *testing.T) {
 	for range many {
 		h.events.Append(event.Source{Name: long}, event.DomainReboot{})
 	}
-	told, lost := uint64(0), uint64(0)
-	for told+lost < many {
+	received, lost := uint64(0), uint64(0)
+	for received+lost < many {
 		m := next(t, stream)
 		lost += m.GetGap().GetLost()
 		if m.GetEvent() != nil {
-			told++
+			received++
 		}
 	}
-	if lost == 0 || told == 0 {
-		t.Errorf("%d told, %d lost", told, lost)
+	if lost == 0 || received == 0 {
+		t.Errorf("%d received, %d lost", received, lost)
 	}
 }
 
@@ -515,11 +515,11 @@ func TestLimits_IntakeIsReleased(t *testing.T) {
 	taken := newQuota(10, 9)
 	taken.take(authz.Owner{PID: 2}, 3)
 	for _, text := range []string{"ten bytes!", "8 bytes!"} { // too much for one request, and for both together
-		b := &body{ReadCloser: io.NopCloser(strings.NewReader(text)), by: authz.Owner{PID: 1}, intake: taken}
+		b := &countedBody{ReadCloser: io.NopCloser(strings.NewReader(text)), by: authz.Owner{PID: 1}, intake: taken}
 		if _, err := io.ReadAll(b); err == nil {
 			t.Errorf("%q was taken in", text)
 		}
-		b.giveBack()
+		b.release()
 	}
 	if taken.release(authz.Owner{PID: 2}, 3); taken.count() != 0 || len(taken.taken) != 0 {
 		t.Errorf("%d bytes stay", taken.count())
@@ -570,7 +570,7 @@ func TestServe_RefusesForeignUsers(t *testing.T) {
 		{listener.Peer{}, http.StatusOK},
 	} {
 		answer := &recorder{header: http.Header{}}
-		caller := &client{who: authz.LocalPrincipal(c.peer), acceptor: &acceptor{unadmitted: newQuota(1, 1)}}
+		caller := &client{principal: authz.LocalPrincipal(c.peer), acceptor: &acceptor{unadmitted: newQuota(1, 1)}}
 		caller.unadmitted.Store(true)
 		h.server.handler().ServeHTTP(answer, request.WithContext(context.WithValue(h.context(), clientKey{}, caller)))
 		if answer.status != c.want {

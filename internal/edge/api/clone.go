@@ -21,6 +21,6 @@ func (s *Server) CloneGuests(ctx context.Context, r *lodgev1.CloneGuestsRequest,
 	sc, done := s.scope(ctx, authz.Define)
 	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "CloneGuests", Permission: authz.Define, Resource: authz.Resource{Name: "clones of " + r.GetSource()}}, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
-		return s.Fleet.Clone(ctx, sc, request, t.plan, s.audited(ctx, "CloneGuests", authz.Define, t.result))
+		return s.Fleet.Clone(ctx, sc, request, t.addPlan, s.auditResults(ctx, "CloneGuests", authz.Define, t.addResult))
 	})
 }

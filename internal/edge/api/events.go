@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// The kinds of object of events.
+// The kinds of objects of events, by their names on the wire.
 const (
 	objectGuest      = "guest"
 	objectNetwork    = "network"
@@ -17,23 +17,23 @@ const (
 	objectSecret     = "secret"
 )
 
-// newEvent makes an event from the object, what happened, the reason, and pairs of a field's name and value;
-// fields without a value are left out.
+// newEvent makes an event from its object, what happened, the reason, and pairs of a field's name and value.
+// Fields with an empty value are left out.
 func newEvent(object, what, detail string, pairs ...string) *lodgev1.Event {
 	e := &lodgev1.Event{Object: object, What: what, Detail: validUTF8(detail)}
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if pairs[i+1] == "" {
 			continue
 		}
-		e.Fields = set(e.Fields, pairs[i], pairs[i+1])
+		e.Fields = setField(e.Fields, pairs[i], pairs[i+1])
 	}
 	return e
 }
 
-func number[N int64 | uint64](n N) string { return fmt.Sprint(n) }
+func formatInt[N int64 | uint64](n N) string { return fmt.Sprint(n) }
 
-// describe translates an event.
-func describe(p event.Payload) *lodgev1.Event {
+// describeEvent translates the payload of an event.
+func describeEvent(p event.Payload) *lodgev1.Event {
 	switch p := p.(type) {
 	case event.NetworkChange:
 		return newEvent(objectNetwork, string(p.Change), "")
@@ -58,20 +58,20 @@ func describe(p event.Payload) *lodgev1.Event {
 	case event.DomainPMWakeup:
 		return newEvent(objectGuest, "awake", "")
 	case event.DomainJob:
-		return newEvent(objectGuest, "job ended", p.Kind, "success", strconv.FormatBool(p.Success), "milliseconds", number(p.Milli), "bytes", number(p.TotalBytes))
+		return newEvent(objectGuest, "job ended", p.Kind, "success", strconv.FormatBool(p.Success), "milliseconds", formatInt(p.Milli), "bytes", formatInt(p.TotalBytes))
 	case event.DomainMetadata:
 		return newEvent(objectGuest, "metadata", p.Kind, "uri", p.URI)
 	case event.DomainTunable:
 		e := newEvent(objectGuest, "tuned", "")
 		for _, s := range p.Settings {
-			e.Fields = set(e.Fields, s.Name, fmt.Sprint(s.Value))
+			e.Fields = setField(e.Fields, s.Name, fmt.Sprint(s.Value))
 		}
 		return e
 	}
-	return describeDevice(p)
+	return describeDeviceEvent(p)
 }
 
-func set(fields map[string]string, name, value string) map[string]string {
+func setField(fields map[string]string, name, value string) map[string]string {
 	if fields == nil {
 		fields = map[string]string{}
 	}
@@ -79,15 +79,15 @@ func set(fields map[string]string, name, value string) map[string]string {
 	return fields
 }
 
-// describeDevice translates an event about a part of a guest.
-func describeDevice(p event.Payload) *lodgev1.Event {
+// describeDeviceEvent translates the payload of an event about a part of a guest.
+func describeDeviceEvent(p event.Payload) *lodgev1.Event {
 	switch p := p.(type) {
 	case event.DomainIOError:
 		return newEvent(objectGuest, "disk error", p.Reason, "path", p.Path, "alias", p.Alias, "action", p.Action)
 	case event.DomainWatchdog:
 		return newEvent(objectGuest, "watchdog", p.Action)
 	case event.DomainRTC:
-		return newEvent(objectGuest, "clock set", "", "offset", number(p.Offset))
+		return newEvent(objectGuest, "clock set", "", "offset", formatInt(p.Offset))
 	case event.DomainGraphics:
 		return newEvent(objectGuest, "display client", p.Phase, "from", p.RemoteNode, "port", p.RemoteService, "user", p.SASLUser)
 	case event.DomainBlockJob:
@@ -97,7 +97,7 @@ func describeDevice(p event.Payload) *lodgev1.Event {
 	case event.DomainTray:
 		return newEvent(objectGuest, "tray", map[bool]string{true: "open", false: "closed"}[p.Open], "alias", p.Alias)
 	case event.DomainBalloon:
-		return newEvent(objectGuest, "balloon", "", "bytes", number(p.Actual))
+		return newEvent(objectGuest, "balloon", "", "bytes", formatInt(p.Actual))
 	case event.DomainDeviceAdded:
 		return newEvent(objectGuest, "device added", "", "alias", p.Alias)
 	case event.DomainDeviceRemoved:
@@ -107,9 +107,9 @@ func describeDevice(p event.Payload) *lodgev1.Event {
 	case event.DomainAgent:
 		return newEvent(objectGuest, "agent", map[bool]string{true: "connected", false: "gone"}[p.Connected])
 	case event.DomainBlockThreshold:
-		return newEvent(objectGuest, "disk threshold", "", "device", p.Device, "path", p.Path, "threshold", number(p.Threshold), "excess", number(p.Excess))
+		return newEvent(objectGuest, "disk threshold", "", "device", p.Device, "path", p.Path, "threshold", formatInt(p.Threshold), "excess", formatInt(p.Excess))
 	case event.DomainMemoryFailure:
 		return newEvent(objectGuest, "memory failure", p.Action, "recipient", p.Recipient)
 	}
-	return newEvent(objectGuest, fmt.Sprintf("%T", p), "") // an event that is newer than this table
+	return newEvent(objectGuest, fmt.Sprintf("%T", p), "") // a payload that is missing in these tables
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// codes map kinds of fault to codes of Connect.
+// codes are Connect's codes of the kinds of faults.
 var codes = map[fault.Kind]connect.Code{
 	fault.Internal:     connect.CodeInternal,
 	fault.NotFound:     connect.CodeNotFound,
@@ -28,7 +28,7 @@ var codes = map[fault.Kind]connect.Code{
 	fault.Failed:       connect.CodeUnknown,
 }
 
-// toFault returns an error as messages carry it; nil stays nil.
+// toFault converts an error to a message; nil stays nil.
 func toFault(err error) *lodgev1.Fault {
 	if err == nil {
 		return nil
@@ -36,26 +36,25 @@ func toFault(err error) *lodgev1.Fault {
 	return &lodgev1.Fault{Kind: fault.Of(err).String(), Subject: fault.About(err).String(), Text: validUTF8(err.Error())}
 }
 
-// validUTF8 makes text from files, QEMU or the kernel valid UTF-8: one invalid byte would prevent the whole
-// message from being sent.
+// validUTF8 replaces invalid bytes in text from files, QEMU or the kernel: a message with one cannot be sent.
 func validUTF8(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
-// toConnectError returns an error in the protocols' form, with the fault as its detail. Errors that the protocols found
-// themselves are unchanged.
+// toConnectError converts an error to Connect's, with the fault as its detail. Errors of Connect itself are
+// unchanged.
 func toConnectError(err error) error {
-	_, theirs := errors.AsType[*connect.Error](err)
-	_, ours := errors.AsType[*fault.Error](err)
-	if err == nil || theirs && !ours {
+	_, isConnect := errors.AsType[*connect.Error](err)
+	_, isFault := errors.AsType[*fault.Error](err)
+	if err == nil || isConnect && !isFault {
 		return err
 	}
 	e := connect.NewError(codes[fault.Of(err)], err)
-	if detail, bad := connect.NewErrorDetail(toFault(err)); bad == nil {
+	if detail, failure := connect.NewErrorDetail(toFault(err)); failure == nil {
 		e.AddDetail(detail)
 	}
 	return e
 }
 
-// faults converts the errors of all handlers.
+// faults is the interceptor that converts the errors of all handlers.
 type faults struct{}
 
 func (faults) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {

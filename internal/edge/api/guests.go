@@ -18,18 +18,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Bounds of one request. Each guest is compared with every byte of its selectors.
+// Bounds of one request. Each guest is matched with every selector, so their sizes bound the work.
 const (
 	maxSelectors     = 4096
 	maxSelectorBytes = 128 << 10
 )
 
-// selectors parses the selectors of a request.
-func selectors(texts []string) ([]fleet.Selector, error) {
+// parseSelectors parses the selectors of a request.
+func parseSelectors(texts []string) ([]fleet.Selector, error) {
 	if len(texts) > maxSelectors {
 		return nil, fault.New(fault.Invalid, fault.Call, "%d selectors are too many; the maximum is %d", len(texts), maxSelectors)
 	}
-	read, size := make([]fleet.Selector, 0, len(texts)), 0
+	parsed, size := make([]fleet.Selector, 0, len(texts)), 0
 	for _, text := range texts {
 		if size += len(text); size > maxSelectorBytes {
 			return nil, fault.New(fault.Invalid, fault.Call, "selectors of more than %d bytes are too long; select by glob, label or tile", maxSelectorBytes)
@@ -38,26 +38,26 @@ func selectors(texts []string) ([]fleet.Selector, error) {
 		if err != nil {
 			return nil, err
 		}
-		read = append(read, s)
+		parsed = append(parsed, s)
 	}
-	return read, nil
+	return parsed, nil
 }
 
-// choose returns the guests of a request that only reads: all, unless it has selectors.
-func (s *Server) choose(ctx context.Context, texts []string) ([]fleet.Member, error) {
+// selectGuests returns the guests of a request that only reads: all, unless it has selectors.
+func (s *Server) selectGuests(ctx context.Context, texts []string) ([]fleet.Member, error) {
 	if len(texts) == 0 {
 		texts = []string{"all"}
 	}
-	read, err := selectors(texts)
+	chosen, err := parseSelectors(texts)
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(s.Fleet.Select(read), func(m fleet.Member) bool { return !s.sees(ctx, m) }), nil
+	return slices.DeleteFunc(s.Fleet.Select(chosen), func(m fleet.Member) bool { return !s.canSee(ctx, m) }), nil
 }
 
-// ListGuests returns the present views of guests, and asks none of them.
+// ListGuests returns the current views of guests. It waits for no guest.
 func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (*lodgev1.ListGuestsResponse, error) {
-	members, err := s.choose(ctx, r.GetSelect())
+	members, err := s.selectGuests(ctx, r.GetSelect())
 	if err != nil {
 		return nil, err
 	}
@@ -70,18 +70,18 @@ func (s *Server) ListGuests(ctx context.Context, r *lodgev1.ListGuestsRequest) (
 	answer := &lodgev1.ListGuestsResponse{Guests: make([]*lodgev1.Guest, 0, len(members))}
 	for _, m := range members {
 		g := toGuest(m)
-		for _, clash := range s.Guests.Clashes(m.View, func(other *guest.Guest) bool { return s.sees(ctx, s.Fleet.Of(other)) }) {
+		for _, clash := range s.Guests.Clashes(m.View, func(other *guest.Guest) bool { return s.canSee(ctx, s.Fleet.Of(other)) }) {
 			g.Messages = append(g.Messages, validUTF8(clash))
 		}
 		sample := statistics.Sample(m.Guest)
 		g.Sample = toSample(sample, now, false)
-		g.Wait = waits(m, sample, queue[m.View.UUID])
+		g.Wait = waitReason(m, sample, queue[m.View.UUID])
 		answer.Guests = append(answer.Guests, g)
 	}
 	return answer, nil
 }
 
-// toGuest translates a guest's present view, without a query.
+// toGuest translates a guest's current view.
 func toGuest(m fleet.Member) *lodgev1.Guest {
 	v := m.View
 	g := &lodgev1.Guest{
@@ -108,7 +108,7 @@ func toGuest(m fleet.Member) *lodgev1.Guest {
 // tileLabel is the label that makes a guest part of a tile.
 const tileLabel = "tile"
 
-// memory is the guest's present memory limit, in bytes.
+// memory returns the guest's current memory, in bytes.
 func memory(d *domain.Definition) uint64 {
 	if d.CurrentMemory != 0 {
 		return d.CurrentMemory
@@ -123,22 +123,22 @@ func vcpus(d *domain.Definition) uint {
 	return d.VCPUs.Max
 }
 
-// waits says why a guest waits, the most basic reason first; nil: it does not wait.
-func waits(m fleet.Member, sample *machine.Stats, queued resources.Waiting) *lodgev1.Wait {
+// waitReason returns why a guest waits, the most basic reason first; nil: it does not wait.
+func waitReason(m fleet.Member, sample *machine.Stats, queued resources.Waiting) *lodgev1.Wait {
 	job := m.Guest.Job()
 	switch {
 	case queued.Guest != "":
-		return waitFor("its start: "+queued.Reason, queued.Since)
+		return newWait("its start: "+queued.Reason, queued.Since)
 	case !m.View.StuckSince.IsZero():
-		return waitFor(m.View.StuckOn, m.View.StuckSince)
+		return newWait(m.View.StuckOn, m.View.StuckSince)
 	case sample != nil && sample.Stale != nil:
-		return waitFor("QEMU: "+sample.Stale.Error(), sample.StaleSince)
+		return newWait("QEMU: "+sample.Stale.Error(), sample.StaleSince)
 	case job.Kind != domain.JobNone:
-		return waitFor("the end of its "+string(job.Kind)+" job", job.Started)
+		return newWait("the end of its "+string(job.Kind)+" job", job.Started)
 	}
 	return nil
 }
 
-func waitFor(what string, since time.Time) *lodgev1.Wait {
+func newWait(what string, since time.Time) *lodgev1.Wait {
 	return &lodgev1.Wait{What: validUTF8(what), Since: timestamppb.New(since)}
 }

@@ -40,7 +40,7 @@ func FuzzHeld(f *testing.F) {
 	for _, h := range []*testServer{alone, among} {
 		h.held("may: [read, start, stop, save, define, change], guests: web-0")
 	}
-	ctx := context.WithValue(context.Background(), whoKey{}, authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
+	ctx := context.WithValue(context.Background(), principalKey{}, authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var r lodgev1.ActRequest
 		if (jsonCodec{"json"}).Unmarshal(body, &r) != nil {
@@ -82,5 +82,5 @@ func (h *testServer) tells(ctx context.Context, r *lodgev1.ActRequest) string {
 	}
 	note("%v", err)
 	slices.Sort(said)
-	return strings.ReplaceAll(strings.Join(said, "\n"), h.server.Gate.File, "the rules")
+	return strings.ReplaceAll(strings.Join(said, "\n"), h.server.Authorizer.File, "the rules")
 }

@@ -10,11 +10,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// maxWords bounds the fields and the members of lists and maps in a client's message. An empty one takes two
+// maxItems bounds the fields and the members of lists and maps in a client's message. An empty one takes two
 // bytes on the wire and dozens in memory, so a bound on bytes does not bound memory.
-const maxWords = 1 << 16
+const maxItems = 1 << 16
 
-// codecs are Connect's codecs with a check before parsing.
+// codecs returns Connect's codecs with a check before parsing.
 func codecs() []connect.HandlerOption {
 	return []connect.HandlerOption{
 		connect.WithCodec(binaryCodec{}), connect.WithCodec(jsonCodec{"json"}), connect.WithCodec(jsonCodec{"json; charset=utf-8"}),
@@ -57,9 +57,9 @@ func (jsonCodec) Unmarshal(b []byte, message any) error {
 	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(b, message.(proto.Message))
 }
 
-var errWords = fmt.Errorf("a message has more than %d fields and list members", maxWords)
+var errTooManyItems = fmt.Errorf("a message has more than %d fields and list members", maxItems)
 
-// countBinary adds the fields of a message, and of the messages in it, to the count.
+// countBinary counts the fields of a message and of the messages in it.
 func countBinary(b []byte, d protoreflect.MessageDescriptor, counted *int) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -72,8 +72,8 @@ func countBinary(b []byte, d protoreflect.MessageDescriptor, counted *int) error
 			return protowire.ParseError(n)
 		}
 		b, value = value[n:], value[:n]
-		if *counted++; *counted > maxWords {
-			return errWords
+		if *counted++; *counted > maxItems {
+			return errTooManyItems
 		}
 		field := d.Fields().ByNumber(number)
 		if kind != protowire.BytesType || field == nil {
@@ -103,8 +103,8 @@ func countJSON(b []byte) error {
 			inText = !inText
 		case inText:
 		case c == ',' || c == '[' || c == '{':
-			if counted++; counted > maxWords {
-				return errWords
+			if counted++; counted > maxItems {
+				return errTooManyItems
 			}
 		}
 	}

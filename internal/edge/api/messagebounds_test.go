@@ -85,7 +85,7 @@ func FuzzCount(f *testing.F) {
 			if codec.Unmarshal(text, m) != nil {
 				continue
 			}
-			if n := len(m.GetSelect()) + len(m.GetDocuments()) + len(m.GetOptions().GetSettings()); n > maxWords || n > len(text) {
+			if n := len(m.GetSelect()) + len(m.GetDocuments()) + len(m.GetOptions().GetSettings()); n > maxItems || n > len(text) {
 				t.Fatalf("%d words are taken of %d bytes", n, len(text))
 			}
 			other, again := codecs[1-i], new(lodgev1.ActRequest)

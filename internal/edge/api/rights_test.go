@@ -46,9 +46,9 @@ func (h *testServer) held(rules string) context.Context {
 	h.t.Helper()
 	file := filepath.Join(h.t.TempDir(), "access.yaml")
 	ok(h.t, os.WriteFile(file, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", "+rules+"}]\n"), 0o600))
-	h.server.Gate.File = file // no client calls yet
-	ok(h.t, h.server.Gate.Reload())
-	return context.WithValue(h.context(), whoKey{}, authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
+	h.server.Authorizer.File = file // no client calls yet
+	ok(h.t, h.server.Authorizer.Reload())
+	return context.WithValue(h.context(), principalKey{}, authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002}))
 }
 
 // TestRights_InvisibleGuests has a client that may see one guest ask for others, by all the properties
@@ -68,15 +68,15 @@ func TestRights_InvisibleGuests(t *testing.T) {
 		{objectSecret, "s", false},
 		{objectNodeDevice, "net_vnet7_fe_54_00_11_22_33", false},
 	} {
-		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); told != c.want {
-			t.Errorf("the client gets an event of %s %s: %v", c.object, c.name, told)
+		if seen := h.server.canSeeEvent(ctx, &lodgev1.Event{Object: c.object, Name: c.name}); seen != c.want {
+			t.Errorf("the client gets an event of %s %s: %v", c.object, c.name, seen)
 		}
 	}
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	for name, want := range map[string]bool{"web-0": true, "payroll": false} { // its name at that time
-		if told := h.server.seesEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID}); told != want {
-			t.Errorf("the client gets an event of web-0 under the name %s: %v", name, told)
+		if seen := h.server.canSeeEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID}); seen != want {
+			t.Errorf("the client gets an event of web-0 under the name %s: %v", name, seen)
 		}
 	}
 	status, err := h.server.Status(ctx, &lodgev1.StatusRequest{})
@@ -132,7 +132,7 @@ func TestAudit_OmitsUnchangedGuests(t *testing.T) {
 	audit, err := authz.OpenAudit(path, h.server.Log)
 	ok(t, err)
 	h.server.Audit = audit // no client calls yet
-	note := h.server.audited(h.context(), "Act", authz.Start, func(fleet.Result) {})
+	note := h.server.auditResults(h.context(), "Act", authz.Start, func(fleet.Result) {})
 	for _, outcome := range []fleet.Outcome{fleet.Done, fleet.Unchanged, fleet.Failed, fleet.Skipped, fleet.Cancelled, fleet.Would} {
 		r := fleet.Result{Name: string(outcome), Outcome: outcome}
 		if outcome == fleet.Failed || outcome == fleet.Cancelled {
@@ -194,7 +194,7 @@ func (h *testServer) relabel(name string) {
 func TestRights_LabelChangesBeforeTurn(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"")
-	sc, done := h.server.Gate.Scope(caller(ctx), authz.Define)
+	sc, done := h.server.Authorizer.Scope(caller(ctx), authz.Define)
 	defer done()
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
@@ -212,7 +212,7 @@ func TestRights_LabelChangesBeforeTurn(t *testing.T) {
 func TestRights_AllOfCallNeeded(t *testing.T) {
 	h := serve(t, 1)
 	ctx := h.held("may: [read, define], guests: \"!label=team:infra\"}, {name: others, who: \"user:1002\", may: start, guests: web-0")
-	sc, done := h.server.Gate.Scope(caller(ctx), authz.Start, authz.Define)
+	sc, done := h.server.Authorizer.Scope(caller(ctx), authz.Start, authz.Define)
 	defer done()
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
@@ -305,10 +305,10 @@ func TestRights_RefusalHidesNewName(t *testing.T) {
 // Promise: A7
 func TestPolkit_ReusedPID(t *testing.T) {
 	h := serve(t, 0)
-	r := authz.NewAuthenticator(h.server.Gate, polkit.New(), nil, h.server.Log)
+	r := authz.NewAuthenticator(h.server.Authorizer, polkit.New(), nil, h.server.Log)
 	process := exec.CommandContext(h.context(), "sleep", "1000")
 	ok(t, process.Start())
-	c := &client{who: authz.LocalPrincipal(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), polkitTurn: make(chan struct{}, 1)}
+	c := &client{principal: authz.LocalPrincipal(listener.Peer{PID: int32(process.Process.Pid), UID: 1002}), polkitTurn: make(chan struct{}, 1)}
 	c.findProcess(r)
 	ok(t, process.Process.Kill())
 	_ = process.Wait() // an error, because it was killed
@@ -336,7 +336,7 @@ func TestLimits_ConnectionsWithoutCall(t *testing.T) {
 	next(t, watch) // it has called, so it counts as a client
 	dial()
 	dial()
-	h.until(func() bool { return h.server.unadmitted.count() == 2 }, "strangers are not counted")
+	h.until(func() bool { return h.server.unadmitted.count() == 2 }, "connections without a call are not counted")
 	third := dial()
 	ok(t, third.SetReadDeadline(time.Now().Add(patience)))
 	if _, err := third.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
@@ -359,7 +359,7 @@ func TestLimits_PerClient(t *testing.T) {
 	}
 	end := make(chan struct{})
 	stream := h.hold(h.context(), func(_ context.Context, to *setMessages) (fleet.Summary, error) {
-		to.plan(fleet.Plan{Total: 1})
+		to.addPlan(fleet.Plan{Total: 1})
 		<-end
 		return fleet.Summary{}, nil
 	})

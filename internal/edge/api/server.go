@@ -28,7 +28,7 @@ import (
 // Config says what to serve, and to which clients.
 type Config struct {
 	Fleet *fleet.Fleet
-	// Networks are the networks with operations that the queue shows.
+	// Networks: their operations are listed with the start queue.
 	Networks *network.Networks
 	Guests   *guest.Registry
 	Events   *event.Log
@@ -40,10 +40,10 @@ type Config struct {
 	Version string
 	// LibvirtClients counts the connections to the libvirt server.
 	LibvirtClients func() int
-	// Gate decides which client may do what; nil: every admitted client may do everything.
-	Gate *authz.Authorizer
-	// Reception authenticates clients; nil: clients of other hosts are not accepted, and polkit is not asked.
-	Reception *authz.Authenticator
+	// Authorizer decides which client may do what; nil: every admitted client may do everything.
+	Authorizer *authz.Authorizer
+	// Authenticator authenticates clients; nil: clients of other hosts are not accepted, and polkit is not asked.
+	Authenticator *authz.Authenticator
 	// Audit receives the actions and the refusals; nil: there is no audit.
 	Audit *authz.Audit
 }
@@ -83,16 +83,16 @@ func newServer(c Config, l limits) *Server {
 func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	calls, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
-	server := s.http(calls)
+	server := s.newHTTPServer(calls)
 	served := make(chan error, len(listeners))
 	var watching sync.WaitGroup
 	defer watching.Wait() // dropRevoked ends because stop was called
 	for _, l := range listeners {
-		d := s.newAcceptor(l)
-		watching.Go(func() { d.dropRevoked(calls, s.Gate) })
+		a := s.newAcceptor(l)
+		watching.Go(func() { a.dropRevoked(calls, s.Authorizer) })
 		go func() {
-			err := server.Serve(s.wrapListener(d, l))
-			served <- fault.Wrap(err, fault.Failed, fault.Host, "cannot take clients on %s", l.Addr())
+			err := server.Serve(s.wrapListener(a, l))
+			served <- fault.Wrap(err, fault.Failed, fault.Host, "cannot accept clients on %s", l.Addr())
 		}()
 	}
 	var failure error
@@ -105,20 +105,20 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 }
 
 func (s *Server) newAcceptor(l Listener) *acceptor {
-	return &acceptor{Listener: l.Listener, conns: s.conns, unadmitted: s.unadmitted, authenticator: s.Reception, log: s.Log}
+	return &acceptor{Listener: l.Listener, conns: s.conns, unadmitted: s.unadmitted, authenticator: s.Authenticator, log: s.Log}
 }
 
-// wrapListener is a listener within its bounds.
-func (s *Server) wrapListener(d *acceptor, l Listener) net.Listener {
+// wrapListener returns the acceptor, and for clients from other hosts one that makes TLS handshakes.
+func (s *Server) wrapListener(a *acceptor, l Listener) net.Listener {
 	if l.Certificates == nil {
-		return d
+		return a
 	}
-	return s.newTLSListener(l, d)
+	return s.newTLSListener(l, a)
 }
 
-// drain lets the calls in flight end, and gives up on those that do not.
+// drain waits for the calls in flight to end. It fails if calls still run after the grace time.
 func (s *Server) drain(server *http.Server) error {
-	late, stop := context.WithTimeout(context.Background(), s.limits.grace)
+	late, stop := context.WithTimeout(context.Background(), s.limits.shutdownGrace)
 	defer stop()
 	if server.Shutdown(late) != nil {
 		_ = server.Close()
@@ -131,13 +131,13 @@ func (s *Server) drain(server *http.Server) error {
 	select {
 	case <-ended:
 		return nil
-	case <-time.After(s.limits.grace):
-		return fault.New(fault.Timeout, fault.Call, "%d calls of the API did not end within %v", s.calls.count(), 2*s.limits.grace)
+	case <-time.After(s.limits.shutdownGrace):
+		return fault.New(fault.Timeout, fault.Call, "%d calls of the API did not end within %v", s.calls.count(), 2*s.limits.shutdownGrace)
 	}
 }
 
-// http is the server below the API, with every bound that it offers.
-func (s *Server) http(calls context.Context) *http.Server {
+// newHTTPServer returns the HTTP server of the API, with every bound that net/http offers.
+func (s *Server) newHTTPServer(calls context.Context) *http.Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
@@ -148,11 +148,11 @@ func (s *Server) http(calls context.Context) *http.Server {
 		ReadHeaderTimeout: s.limits.handshake,
 		IdleTimeout:       s.limits.idle,
 		MaxHeaderBytes:    64 << 10,
-		HTTP2: &http.HTTP2Config{ // without pings: the kernel tells when a client's process has ended
+		HTTP2: &http.HTTP2Config{ // no pings: the kernel closes the socket of a client's process that has ended
 			MaxConcurrentStreams:          s.limits.streams,
 			MaxReceiveBufferPerConnection: 1 << 20,
 			MaxReceiveBufferPerStream:     256 << 10,
-			WriteByteTimeout:              s.limits.patience,
+			WriteByteTimeout:              s.limits.writeTimeout,
 		},
 		BaseContext: func(net.Listener) context.Context { return calls },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
@@ -165,14 +165,14 @@ func (s *Server) http(calls context.Context) *http.Server {
 	}
 }
 
-// handler is the API behind its bounds.
+// handler returns the API behind its bounds.
 func (s *Server) handler() http.Handler {
 	options := []connect.HandlerOption{
-		connect.WithConditionalHandlerOptions(s.bounds),
-		connect.WithCompression("gzip", nil, nil), // a socket on the same host gains nothing, and could be bombed
+		connect.WithConditionalHandlerOptions(s.messageBounds),
+		connect.WithCompression("gzip", nil, nil), // none: on the same host it gains nothing, and a small message could expand without bound
 		connect.WithInterceptors(faults{}),
 		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, what any) error {
-			s.Log.Error("a call of the API broke", "call", spec.Procedure, "panic", what)
+			s.Log.Error("bug in an API call", "call", spec.Procedure, "panic", what)
 			return fault.New(fault.Internal, fault.Call, "%s broke: %v", spec.Procedure, what)
 		}),
 	}
@@ -183,15 +183,15 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("there is no %q; calls are %s and others of api/lodge/v1/lodge.proto", r.URL.Path, lodgev1.LodgeListGuestsProcedure), http.StatusNotFound)
 	})
-	return &limiter{Server: s, next: mux, refuse: connect.NewErrorWriter(options...)}
+	return &limiter{Server: s, next: mux, errorWriter: connect.NewErrorWriter(options...)}
 }
 
-// bounds are those on the messages of a call.
-func (s *Server) bounds(call connect.Spec) []connect.HandlerOption {
-	most := s.limits.message
+// messageBounds returns the options that bound the size of a call's messages.
+func (s *Server) messageBounds(call connect.Spec) []connect.HandlerOption {
+	limit := s.limits.message
 	switch call.Procedure {
 	case lodgev1.LodgeActProcedure, lodgev1.LodgeCreateTilesProcedure, lodgev1.LodgeCloneGuestsProcedure:
-		most = s.limits.documents
+		limit = s.limits.documents
 	}
-	return []connect.HandlerOption{connect.WithReadMaxBytes(most)}
+	return []connect.HandlerOption{connect.WithReadMaxBytes(limit)}
 }

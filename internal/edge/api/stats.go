@@ -15,9 +15,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 )
 
-// Stats returns samples: the newest, at once, or fresh ones within a time.
+// Stats returns samples: the newest ones at once, or fresh ones within a time.
 func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.StatsResponse, error) {
-	members, err := s.choose(ctx, r.GetSelect())
+	members, err := s.selectGuests(ctx, r.GetSelect())
 	if err != nil {
 		return nil, err
 	}
@@ -51,27 +51,27 @@ func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.S
 	return answer, nil
 }
 
-// samples returns one for each guest, or nil with the reason. Fresh ones are requested from all guests at the
-// same time, so that a guest that does not answer takes no time from the others.
-func (s *Server) samples(ctx context.Context, of []fleet.Member, freshWithin *durationpb.Duration) ([]*machine.Stats, []error, error) {
-	samples, reasons := make([]*machine.Stats, len(of)), make([]error, len(of))
+// samples returns a sample for each guest, or nil with the reason. Fresh ones are requested from all guests at the
+// same time, so that a guest that does not answer does not delay the others.
+func (s *Server) samples(ctx context.Context, members []fleet.Member, freshWithin *durationpb.Duration) ([]*machine.Stats, []error, error) {
+	samples, reasons := make([]*machine.Stats, len(members)), make([]error, len(members))
 	if freshWithin == nil {
-		for i, m := range of {
+		for i, m := range members {
 			samples[i] = statistics.Sample(m.Guest)
 		}
 		return samples, reasons, nil
 	}
 	limit := freshWithin.AsDuration()
-	if limit <= 0 || limit > s.limits.fresh {
-		return nil, nil, fault.New(fault.Invalid, fault.Call, "fresh samples are waited for from 1ns to %v, not %v", s.limits.fresh, limit)
+	if limit <= 0 || limit > s.limits.maxFreshWait {
+		return nil, nil, fault.New(fault.Invalid, fault.Call, "the wait for fresh samples must be from 1ns to %v, not %v", s.limits.maxFreshWait, limit)
 	}
-	ctx, stop := within(ctx, limit, "no fresh sample")
+	ctx, stop := withTimeout(ctx, limit, "no fresh sample")
 	defer stop()
-	var asked sync.WaitGroup
-	for i, m := range of {
-		asked.Go(func() { samples[i], reasons[i] = statistics.Stats(ctx, m.Guest, 0) })
+	var queries sync.WaitGroup
+	for i, m := range members {
+		queries.Go(func() { samples[i], reasons[i] = statistics.Stats(ctx, m.Guest, 0) })
 	}
-	asked.Wait()
+	queries.Wait()
 	return samples, reasons, nil
 }
 
@@ -105,15 +105,15 @@ func toSample(st *machine.Stats, now time.Time, devices bool) *lodgev1.Sample {
 	return sample
 }
 
-// figures are the names on the wire of the statistics that a guest reports itself.
-var figures = map[machine.BalloonFigure]string{
+// balloonNames are the names on the wire of the statistics that a guest reports by its balloon driver.
+var balloonNames = map[machine.BalloonFigure]string{
 	machine.SwappedIn: "swapped in", machine.SwappedOut: "swapped out", machine.MajorFaults: "major faults", machine.MinorFaults: "minor faults",
 	machine.FreeMemory: "free", machine.TotalMemory: "total", machine.AvailableMemory: "available", machine.DiskCaches: "disk caches",
 	machine.HugePagesGiven: "huge pages given", machine.HugePagesRefused: "huge pages refused",
 }
 
 func addDevices(sample *lodgev1.Sample, st *machine.Stats) {
-	for figure, name := range figures {
+	for figure, name := range balloonNames {
 		if value, known := statistics.Figure(&st.Balloon, figure); known {
 			if sample.GuestMemory == nil {
 				sample.GuestMemory = map[string]uint64{}

@@ -19,11 +19,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 )
 
-// Status reports the daemon's own use of resources, so that a client that polls it sees a leak.
+// Status reports the daemon's own use of resources, so that leaks can be seen.
 func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1.StatusResponse, error) {
-	if who := caller(ctx); r.GetCollect() {
-		if err := s.Gate.Check(who, authz.Host, authz.Resource{Kind: authz.Everything}); err != nil { // a collection stops the whole daemon
-			s.Audit.Note(authz.Entry{Principal: who, API: "lodge", Call: "Status", Permission: authz.Host, Err: err})
+	if principal := caller(ctx); r.GetCollect() {
+		if err := s.Authorizer.Check(principal, authz.Host, authz.Resource{Kind: authz.Everything}); err != nil { // a garbage collection stops the whole daemon
+			s.Audit.Note(authz.Entry{Principal: principal, API: "lodge", Call: "Status", Permission: authz.Host, Err: err})
 			return nil, err
 		}
 		debug.FreeOSMemory()
@@ -50,9 +50,9 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 	if s.LibvirtClients != nil {
 		answer.LibvirtClients = uint32(s.LibvirtClients())
 	}
-	held := s.Gate.Restricted(caller(ctx))
+	restricted := s.Authorizer.Restricted(caller(ctx))
 	for _, g := range s.Guests.All() {
-		if held && !s.sees(ctx, s.Fleet.Of(g)) {
+		if restricted && !s.canSee(ctx, s.Fleet.Of(g)) {
 			continue
 		}
 		answer.Guests++
@@ -61,7 +61,7 @@ func (s *Server) Status(ctx context.Context, r *lodgev1.StatusRequest) (*lodgev1
 		}
 	}
 	for _, p := range launch.ListPrepared(s.Guests) {
-		if !s.seesUUID(ctx, p.UUID) {
+		if !s.canSeeUUID(ctx, p.UUID) {
 			continue
 		}
 		answer.Prepared = append(answer.Prepared, &lodgev1.PreparedGuest{
@@ -79,7 +79,7 @@ func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (
 		Promised: now.Promised, Why: now.Why,
 	}
 	for _, w := range s.Starts.Queue() {
-		if !s.seesUUID(ctx, w.Guest) {
+		if !s.canSeeUUID(ctx, w.Guest) {
 			continue
 		}
 		answer.Waiting = append(answer.Waiting, &lodgev1.Waiting{
@@ -87,7 +87,7 @@ func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (
 		})
 	}
 	for _, o := range s.operations(ctx) {
-		answer.Operations = append(answer.Operations, operationOf(o))
+		answer.Operations = append(answer.Operations, toOperation(o))
 	}
 	return answer, nil
 }
@@ -95,24 +95,24 @@ func (s *Server) StartQueue(ctx context.Context, _ *lodgev1.StartQueueRequest) (
 // operations returns the open operations that the client may see. Those on tiles and clones are shown to
 // clients that may see everything.
 func (s *Server) operations(ctx context.Context) (all []operation.Listed) {
-	who := caller(ctx)
+	principal := caller(ctx)
 	for _, o := range guest.Operations(s.Guests) {
-		if s.seesUUID(ctx, o.UUID) {
+		if s.canSeeUUID(ctx, o.UUID) {
 			all = append(all, o)
 		}
 	}
 	for _, o := range s.Networks.Operations() {
-		if !s.Gate.Restricted(who) || s.Gate.May(who, authz.Read, s.Gate.NetworkByUUID(o.UUID)) {
+		if !s.Authorizer.Restricted(principal) || s.Authorizer.May(principal, authz.Read, s.Authorizer.NetworkByUUID(o.UUID)) {
 			all = append(all, o)
 		}
 	}
-	if !s.Gate.Restricted(who) {
+	if !s.Authorizer.Restricted(principal) {
 		all = append(all, s.Fleet.Operations()...)
 	}
 	return all
 }
 
-func operationOf(o operation.Listed) *lodgev1.Operation {
+func toOperation(o operation.Listed) *lodgev1.Operation {
 	m := &lodgev1.Operation{
 		Id: o.ID, Name: o.Name, Uuid: o.UUID, Kind: o.Kind, Objects: o.Objects, State: o.State.String(), Step: o.Step,
 		Began: timestamppb.New(o.Began), Since: timestamppb.New(o.Since),

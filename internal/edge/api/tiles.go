@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// ListTiles lists the tiles.
+// ListTiles lists the tiles: groups of guests that were made from one template.
 func (s *Server) ListTiles(context.Context, *lodgev1.ListTilesRequest) (*lodgev1.ListTilesResponse, error) {
 	answer := &lodgev1.ListTilesResponse{}
 	for _, t := range s.Fleet.Tiles() {
@@ -40,8 +40,8 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	sc, done := s.scope(ctx, authz.Define)
 	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "CreateTiles", Permission: authz.Define, Resource: authz.Resource{Name: "tiles of " + r.GetSet()}}, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
-		t.plan(fleet.Plan{Total: int(r.GetCount())})
-		tell := s.audited(ctx, "CreateTiles", authz.Define, t.result)
+		t.addPlan(fleet.Plan{Total: int(r.GetCount())})
+		tell := s.auditResults(ctx, "CreateTiles", authz.Define, t.addResult)
 		made, err := s.makePool(ctx, template, r.GetDryRun())
 		if err != nil {
 			return fleet.Summary{}, err
@@ -55,10 +55,10 @@ func (s *Server) CreateTiles(ctx context.Context, r *lodgev1.CreateTilesRequest,
 	})
 }
 
-// makePool makes the pool that a template needs, for a client without rules, and returns a note about it.
-// Other clients get an error that names the missing pool.
+// makePool makes the pool that a template needs, for an unrestricted client, and returns a note about it.
+// Restricted clients get an error of CreateTiles that names the missing pool.
 func (s *Server) makePool(ctx context.Context, template *fleet.TileTemplate, dry bool) (note string, err error) {
-	if dry || s.Gate.Restricted(caller(ctx)) {
+	if dry || s.Authorizer.Restricted(caller(ctx)) {
 		return "", nil
 	}
 	folder, err := s.Fleet.MakePool(ctx, scope.Daemon("the pool of a template, for a client that no rules hold"), template)
@@ -77,7 +77,7 @@ func (s *Server) RemoveTiles(ctx context.Context, r *lodgev1.RemoveTilesRequest,
 	sc, done := s.scope(ctx, authz.Define, authz.Stop)
 	defer done()
 	return s.stream(ctx, stream, authz.Entry{Call: "RemoveTiles", Permission: authz.Define, Resource: authz.Resource{Name: "tiles " + r.GetTiles()}}, func(ctx context.Context, t *setMessages) (fleet.Summary, error) {
-		t.plan(fleet.Plan{})
-		return s.Fleet.RemoveTiles(ctx, sc, r.GetTiles(), r.GetDryRun(), s.audited(ctx, "RemoveTiles", authz.Define, t.result))
+		t.addPlan(fleet.Plan{})
+		return s.Fleet.RemoveTiles(ctx, sc, r.GetTiles(), r.GetDryRun(), s.auditResults(ctx, "RemoveTiles", authz.Define, t.addResult))
 	})
 }

@@ -12,10 +12,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// Watch sends the event log from the client's own cursor. It reads on when the client has taken the last
-// events. A slow client thus falls behind, loses the oldest events, is told how many, and delays no other.
+// Watch sends the event log from the client's cursor. It reads an event when the client has taken the one before.
+// So a slow client falls behind, loses the oldest events, gets their number, and delays no other client.
 func (s *Server) Watch(ctx context.Context, r *lodgev1.WatchRequest, stream *connect.ServerStream[lodgev1.WatchResponse]) error {
-	chosen, err := selectors(r.GetSelect())
+	chosen, err := parseSelectors(r.GetSelect())
 	if err != nil {
 		return err
 	}
@@ -25,7 +25,7 @@ func (s *Server) Watch(ctx context.Context, r *lodgev1.WatchRequest, stream *con
 		return err
 	}
 	if restarted {
-		if err := stream.Send(gap(0)); err != nil {
+		if err := stream.Send(gapMessage(0)); err != nil {
 			return err
 		}
 	}
@@ -36,23 +36,23 @@ func (s *Server) Watch(ctx context.Context, r *lodgev1.WatchRequest, stream *con
 			return err
 		}
 		if lost > 0 {
-			if err := stream.Send(gap(lost)); err != nil {
+			if err := stream.Send(gapMessage(lost)); err != nil {
 				return err
 			}
 		}
-		if err := s.Gate.Admit(caller(ctx)); err != nil {
+		if err := s.Authorizer.Admit(caller(ctx)); err != nil {
 			return err // the rules have changed
 		}
-		if told := toEvent(e); watched.wants(told) && s.seesEvent(ctx, told) {
-			if err := stream.Send(&lodgev1.WatchResponse{What: &lodgev1.WatchResponse_Event{Event: told}}); err != nil {
+		if message := toEvent(e); watched.wants(message) && s.canSeeEvent(ctx, message) {
+			if err := stream.Send(&lodgev1.WatchResponse{What: &lodgev1.WatchResponse_Event{Event: message}}); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// follow returns a reader that starts after the cursor. A cursor of an earlier run of the daemon gets all
-// events of this run, and a mark that some are missing.
+// follow returns a reader that starts after the cursor. For a cursor of an earlier run of the daemon it starts
+// with this run's first event; restarted: the client gets a mark for lost events.
 func (s *Server) follow(after *lodgev1.Cursor) (r *event.Reader, restarted bool) {
 	switch {
 	case after == nil:
@@ -63,11 +63,11 @@ func (s *Server) follow(after *lodgev1.Cursor) (r *event.Reader, restarted bool)
 	return s.Events.ReaderAfter(after.GetSeq()), false
 }
 
-func gap(lost uint64) *lodgev1.WatchResponse {
+func gapMessage(lost uint64) *lodgev1.WatchResponse {
 	return &lodgev1.WatchResponse{What: &lodgev1.WatchResponse_Gap{Gap: &lodgev1.Gap{Lost: lost}}}
 }
 
-// watched says which events a client wants.
+// watched decides which events a client wants, by its selectors.
 type watched struct {
 	guests *guest.Registry
 	fleet  *fleet.Fleet
@@ -75,7 +75,7 @@ type watched struct {
 	known  map[string]bool  // selected guests that exist, by UUID
 }
 
-// wants checks the guest's present view. A removal event comes when the guest no longer has one: it is wanted
+// wants matches the guest's current view. The event of its removal comes when it no longer has one: it is wanted
 // if the guest's earlier events were.
 func (w *watched) wants(e *lodgev1.Event) bool {
 	if len(w.chosen) == 0 {
@@ -96,9 +96,9 @@ func (w *watched) wants(e *lodgev1.Event) bool {
 	return w.known[e.GetUuid()]
 }
 
-// toEvent translates an event.
+// toEvent translates an event of the log.
 func toEvent(e event.Event) *lodgev1.Event {
-	told := describe(e.Payload)
-	told.Seq, told.Time, told.Name, told.Uuid = e.Seq, timestamppb.New(e.Time), validUTF8(e.Source.Name), e.Source.UUID
-	return told
+	m := describeEvent(e.Payload)
+	m.Seq, m.Time, m.Name, m.Uuid = e.Seq, timestamppb.New(e.Time), validUTF8(e.Source.Name), e.Source.UUID
+	return m
 }

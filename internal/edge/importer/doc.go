@@ -12,28 +12,28 @@
 // the template folder name the domains that can be cloned but not started.
 //
 // What belongs here: files and folders. What does not: the meaning of a definition
-// (rooms guest, network, volume and secret) and the connection to a daemon (the
+// (packages guest, network, volume and secret) and the connection to a daemon (the
 // caller).
 package importer
 
-// Sort is the sort of a definition.
-type Sort string
+// Kind is the kind of object that a definition is of.
+type Kind string
 
-// The sorts, each after those that it may depend on.
+// The kinds in the order of an import: each after those that it may depend on.
 const (
-	Secret  Sort = "secret"
-	Network Sort = "network"
-	Pool    Sort = "pool"
-	Domain  Sort = "domain"
+	Secret  Kind = "secret"
+	Network Kind = "network"
+	Pool    Kind = "pool"
+	Domain  Kind = "domain"
 )
 
-// place is the folder of a sort's files.
-type place struct {
-	sort   Sort
+// layout is the folder of a kind's files in a tree.
+type layout struct {
+	kind   Kind
 	folder string
 }
 
-var places = []place{
+var layouts = []layout{
 	{Secret, "secrets"},
 	{Network, "qemu/networks"},
 	{Pool, "storage"},

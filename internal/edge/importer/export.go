@@ -18,20 +18,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// Result is the result for one definition.
+// Result is the result of the export or import of one definition.
 type Result struct {
-	Sort Sort
+	Kind Kind
 	Name string
 	// File is relative to the tree's root.
 	File string
-	// Did is the outcome in a few words; Err is the reason of a failure.
-	Did string
-	Err error
+	// Outcome is a note such as "defined"; Err is the reason of a failure.
+	Outcome string
+	Err     error
 }
 
-// kept says how to read the records of each sort.
-var kept = map[string]struct {
-	sort Sort
+// recordReaders are the functions that read the records of each kind, by the record's kind in the store.
+var recordReaders = map[string]struct {
+	kind Kind
 	read func(id string, version int, body []byte) (store.Document, error)
 }{
 	guest.RecordKind.Name:   {Domain, guest.Document},
@@ -43,7 +43,7 @@ var kept = map[string]struct {
 // Export writes every definition of a data directory's store into a tree below dir. It makes dir, or requires
 // it to be empty. A daemon may run meanwhile. The report lists damage in the store; damaged records are left
 // out. A failed write affects only its own result.
-func Export(data, dir string, tell func(Result)) (*store.Report, error) {
+func Export(data, dir string, report func(Result)) (*store.Report, error) {
 	root, err := makeEmptyDir(dir)
 	if err != nil {
 		return nil, err
@@ -57,35 +57,35 @@ func Export(data, dir string, tell func(Result)) (*store.Report, error) {
 		return nil, err
 	}
 	return store.Visit(data, func(kind, key string, version int, body []byte) error {
-		k, known := kept[kind]
+		k, known := recordReaders[kind]
 		if !known {
 			return nil
 		}
 		d, err := k.read(key, version, body)
 		if err == nil && d.XML == "" {
-			return nil // of a transient pool
+			return nil // the record of a transient pool
 		}
-		if err == nil && k.sort == Domain { // the format of a volume is not part of its pool's document
+		if err == nil && k.kind == Domain { // the format of a volume is not part of its pool's document
 			d.XML = guest.WithFormats(d.XML, volumes.Format)
 		}
-		r := Result{Sort: k.sort, Name: d.Name, Did: "written"}
+		r := Result{Kind: k.kind, Name: d.Name, Outcome: "written"}
 		if d.Fenced {
-			r.Did = "written, but not to which folders the rules held its images: after an import have its owner define it again before it starts"
+			r.Outcome = "written, but not to which folders the rules held its images: after an import have its owner define it again before it starts"
 		}
 		if err == nil {
-			r.File, err = write(root, k.sort, d)
+			r.File, err = write(root, k.kind, d)
 		}
 		if r.Name == "" {
 			r.Name = key
 		}
 		r.Err = err
-		tell(r)
+		report(r)
 		return nil
 	})
 }
 
-// makeEmptyDir makes a directory. It refuses an existing one that is not empty or that another user owns, who
-// could read and change the export.
+// makeEmptyDir makes a directory. It refuses one that is not empty, and one that other users could write to, because
+// they could change the export.
 func makeEmptyDir(dir string) (*os.Root, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot make %s", dir)
@@ -113,18 +113,18 @@ func makeEmptyDir(dir string) (*os.Root, error) {
 	return root, nil
 }
 
-// write writes a document and the links that mark it. Definitions may contain passwords of displays, so only
-// the owner can read the files.
-func write(root *os.Root, sort Sort, d store.Document) (string, error) {
+// write writes a document and its links in the autostart and template folders. Definitions may contain passwords of
+// displays, so only the owner can read the files.
+func write(root *os.Root, kind Kind, d store.Document) (string, error) {
 	name := d.Name
-	if !isFileName(name) || uuid.Validate(name) == nil { // such a name could be the UUID of an object with a name that is no file name
+	if !isFileName(name) || uuid.Validate(name) == nil { // a UUID as a name could clash with the file of an object whose name is not a file name
 		name = d.UUID
 	}
-	if !isFileName(name) { // from a damaged or a malicious record
+	if !isFileName(name) { // the record is damaged or malicious
 		return "", fault.New(fault.Invalid, fault.Store, "neither its name %q nor its UUID %q can be that of a file", d.Name, d.UUID)
 	}
 	name += suffix
-	folder := folderOf(sort)
+	folder := folderOf(kind)
 	file := filepath.Join(folder, name)
 	err := root.MkdirAll(folder, 0o700)
 	if err == nil {
@@ -153,7 +153,7 @@ const (
 	maxFileName = 255
 )
 
-// isFileName says whether a name stays in its folder, is not hidden, and has room for its suffix.
+// isFileName reports whether a name is that of a file in its folder, is not hidden, and leaves room for the suffix.
 func isFileName(name string) bool {
 	return name != "" && !strings.ContainsAny(name, "/\x00") && !strings.HasPrefix(name, ".") && len(name)+len(suffix) <= maxFileName
 }
@@ -164,11 +164,11 @@ const (
 	template  = "template"
 )
 
-func folderOf(sort Sort) string {
-	for _, p := range places {
-		if p.sort == sort {
+func folderOf(kind Kind) string {
+	for _, p := range layouts {
+		if p.kind == kind {
 			return p.folder
 		}
 	}
-	return string(sort)
+	return string(kind)
 }

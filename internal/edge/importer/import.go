@@ -25,13 +25,13 @@ import (
 
 // Host is the daemon that receives the definitions.
 type Host interface {
-	// Known says whether an object of that name exists. The name of a secret is its UUID.
-	Known(ctx context.Context, s Sort, name string) (bool, error)
-	// Define makes an object from a document and its traits. It reports what else it did.
-	Define(ctx context.Context, s Sort, doc string, t Traits) (did string, err error)
+	// Known reports whether an object of that name exists. The name of a secret is its UUID.
+	Known(ctx context.Context, s Kind, name string) (bool, error)
+	// Define makes an object from a document and its traits. It returns a note about what else it did.
+	Define(ctx context.Context, s Kind, doc string, t Traits) (did string, err error)
 }
 
-// Traits are what a tree says about an object in addition to its document.
+// Traits are the facts about an object that a tree has outside its document.
 type Traits struct {
 	// Replaces is the name of an existing object; empty: there is none.
 	Replaces  string
@@ -52,14 +52,14 @@ type Options struct {
 	Replace bool
 }
 
-// maxFile bounds a document in bytes; it is the bound for clients.
+// maxFile bounds a document in bytes, as for clients.
 const maxFile = 4 << 20
 
 // Import defines the objects of a tree and reports a result for each file. A failure affects only its own
 // file. The error is about the tree itself.
-func Import(ctx context.Context, root string, o Options, tell func(Result)) error {
+func Import(ctx context.Context, root string, o Options, report func(Result)) error {
 	found := false
-	for _, p := range places {
+	for _, p := range layouts {
 		files, err := filesIn(root, p.folder)
 		if err != nil {
 			return err
@@ -69,13 +69,13 @@ func Import(ctx context.Context, root string, o Options, tell func(Result)) erro
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			r := Result{Sort: p.sort, File: file}
-			r.Did, r.Err = o.take(ctx, root, &r)
-			tell(r)
+			r := Result{Kind: p.kind, File: file}
+			r.Outcome, r.Err = o.importFile(ctx, root, &r)
+			report(r)
 		}
 	}
 	for _, refuse := range []func(string, func(Result)) (bool, error){refuseFilters, refuseHooks} {
-		refused, err := refuse(root, tell)
+		refused, err := refuse(root, report)
 		if err != nil {
 			return err
 		}
@@ -108,9 +108,9 @@ func filesIn(root, folder string) ([]string, error) {
 	return files, nil
 }
 
-// refuseFilters reports the network filters that domains refer to. It ignores the others: every libvirt
-// installs some.
-func refuseFilters(root string, tell func(Result)) (bool, error) {
+// refuseFilters reports the network filters that domains refer to as refused. Of the others it reports the number:
+// every libvirt installs some.
+func refuseFilters(root string, report func(Result)) (bool, error) {
 	entries, err := entriesOf(root, filters)
 	if err != nil || len(entries) == 0 {
 		return false, err
@@ -125,10 +125,10 @@ func refuseFilters(root string, tell func(Result)) (bool, error) {
 			others++
 			continue
 		}
-		tell(refused(filters, e, "network filters are not built: guests that refer to one are refused, too; filter on the bridge with nftables instead"))
+		report(refused(filters, e, "network filters are not built: guests that refer to one are refused, too; filter on the bridge with nftables instead"))
 	}
 	if others > 0 {
-		tell(Result{Sort: filters, File: filters, Did: fmt.Sprintf("left out: %d that no domain here refers to; Lodge has no network filters", others)})
+		report(Result{Kind: filters, File: filters, Outcome: fmt.Sprintf("left out: %d that no domain here refers to; Lodge has no network filters", others)})
 	}
 	return true, nil
 }
@@ -160,23 +160,23 @@ func filtersOf(root string) (map[string]bool, error) {
 	return names, nil
 }
 
-// refuseHooks reports hook programs, which Lodge does not run.
-func refuseHooks(root string, tell func(Result)) (bool, error) {
+// refuseHooks reports hook programs as refused: Lodge does not run them.
+func refuseHooks(root string, report func(Result)) (bool, error) {
 	entries, err := entriesOf(root, hooks)
 	for _, e := range entries {
-		tell(refused(hooks, e, "hooks are not run: follow the daemon's events (lodge events --json) instead"))
+		report(refused(hooks, e, "hooks are not run: follow the daemon's events (lodge events --json) instead"))
 	}
 	return len(entries) > 0, err
 }
 
-// Folders, and their sorts, that Lodge has no objects for.
+// Folders of libvirt's tree that Lodge has no objects for. They are the kinds of their results.
 const (
 	filters = "nwfilter"
 	hooks   = "hooks"
 )
 
 func refused(folder string, e fs.DirEntry, why string) Result {
-	return Result{Sort: Sort(folder), Name: e.Name(), File: filepath.Join(folder, e.Name()), Err: fault.New(fault.Unsupported, fault.Call, "%s", why)}
+	return Result{Kind: Kind(folder), Name: e.Name(), File: filepath.Join(folder, e.Name()), Err: fault.New(fault.Unsupported, fault.Call, "%s", why)}
 }
 
 // entriesOf lists a folder below root; a missing folder is empty.
@@ -188,27 +188,27 @@ func entriesOf(root, folder string) ([]fs.DirEntry, error) {
 	return entries, fault.Wrap(err, fault.Failed, fault.Host, "cannot read the tree")
 }
 
-// take imports one file, and returns the outcome in a few words.
-func (o Options) take(ctx context.Context, root string, r *Result) (string, error) {
+// importFile imports one file, and returns its outcome.
+func (o Options) importFile(ctx context.Context, root string, r *Result) (string, error) {
 	doc, err := readFile(root, r.File)
 	if err != nil {
 		return "", err
 	}
-	if r.Name, err = parseDocument(r.Sort, string(doc)); err != nil {
+	if r.Name, err = parseDocument(r.Kind, string(doc)); err != nil {
 		r.Name = strings.TrimSuffix(filepath.Base(r.File), ".xml") // the name that libvirt uses
 		return "", err
 	}
 	if o.Host == nil {
 		return "understood", nil
 	}
-	known, err := o.Host.Known(ctx, r.Sort, r.Name)
+	known, err := o.Host.Known(ctx, r.Kind, r.Name)
 	if err != nil {
 		return "", err
 	}
 	if known && !o.Replace {
 		return "left alone: it is there already; --replace gives it this definition", nil
 	}
-	t := Traits{Autostart: hasLink(root, autostart, r.File), Template: r.Sort == Domain && hasLink(root, template, r.File)}
+	t := Traits{Autostart: hasLink(root, autostart, r.File), Template: r.Kind == Domain && hasLink(root, template, r.File)}
 	did := "defined"
 	if known {
 		did, t.Replaces = "replaced", r.Name
@@ -219,7 +219,7 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	if t.Template {
 		did += ", a template"
 	}
-	if r.Sort == Domain {
+	if r.Kind == Domain {
 		note := ""
 		if t.Variables, note, err = stateOutside(root, string(doc)); err != nil {
 			return "", err
@@ -235,18 +235,18 @@ func (o Options) take(ctx context.Context, root string, r *Result) (string, erro
 	if t.Value, err = secretValue(root, r); err != nil {
 		return "", err
 	}
-	more, err := o.Host.Define(ctx, r.Sort, string(doc), t)
+	more, err := o.Host.Define(ctx, r.Kind, string(doc), t)
 	return did + more, err
 }
 
-// hasLink says whether a link in a folder next to a file leads to it.
+// hasLink reports whether a folder next to a file has a link of the file's name.
 func hasLink(root, folder, file string) bool {
 	_, err := os.Lstat(filepath.Join(root, filepath.Dir(file), folder, filepath.Base(file)))
 	return err == nil
 }
 
 // parseDocument parses a document and returns the object's name.
-func parseDocument(s Sort, doc string) (string, error) {
+func parseDocument(s Kind, doc string) (string, error) {
 	switch s {
 	case Domain:
 		d, err := domainxml.Parse(doc, domainxml.Options{})
@@ -263,12 +263,12 @@ func parseDocument(s Sort, doc string) (string, error) {
 		d, err := secret.Parse(doc, false)
 		return d.UUID, err
 	}
-	return "", fault.New(fault.Internal, fault.Call, "no definitions are of sort %q", s)
+	return "", fault.New(fault.Internal, fault.Call, "no definitions are of kind %q", s)
 }
 
 // secretValue reads the value that libvirt keeps next to a secret's definition.
 func secretValue(root string, r *Result) ([]byte, error) {
-	if r.Sort != Secret {
+	if r.Kind != Secret {
 		return nil, nil
 	}
 	file := strings.TrimSuffix(r.File, ".xml") + ".base64"
@@ -283,8 +283,8 @@ func secretValue(root string, r *Result) ([]byte, error) {
 	return value, fault.Wrap(err, fault.Invalid, fault.Secret, "cannot read the value in %s", file)
 }
 
-// readFile reads a file of bounded length. The tree may be another user's: links are not followed out of it,
-// and reading never blocks.
+// readFile reads a file of a tree, up to maxFile bytes. The tree may belong to another user: links are not followed
+// out of it, and reading never blocks.
 func readFile(root, file string) ([]byte, error) {
 	tree, err := os.OpenRoot(root)
 	if err != nil {

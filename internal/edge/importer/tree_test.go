@@ -23,8 +23,7 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// TestImport_MaliciousTree imports a malicious tree, which would have the importer read its own files or wait
-// forever.
+// TestImport_MaliciousTree imports a tree with links to files outside of it, and with files that block a reader.
 //
 // Promise: X10
 func TestImport_MaliciousTree(t *testing.T) {
@@ -42,7 +41,7 @@ func TestImport_MaliciousTree(t *testing.T) {
 	ok(t, Import(t.Context(), root, Options{}, func(r Result) { taken[filepath.Base(r.File)] = r.Err == nil }))
 	for file, want := range map[string]bool{"good.xml": true, "inside.xml": true, "link.xml": false, "up.xml": false, "pipe.xml": false} {
 		if is, told := taken[file]; !told || is != want {
-			t.Errorf("%s is taken: %v (told of: %v)", file, is, told)
+			t.Errorf("%s is taken: %v (reported: %v)", file, is, told)
 		}
 	}
 }
@@ -65,7 +64,7 @@ func TestImport_UnusedFilters(t *testing.T) {
 		ok(t, Import(t.Context(), root, Options{}, func(r Result) { told = append(told, r) }))
 		return told
 	}
-	if all := results(); len(all) != 2 || all[0].Err != nil || all[1].Err != nil || !strings.Contains(all[1].Did, "left out: 3") {
+	if all := results(); len(all) != 2 || all[0].Err != nil || all[1].Err != nil || !strings.Contains(all[1].Outcome, "left out: 3") {
 		t.Errorf("unused filters: %+v", all)
 	}
 	put("qemu/filtered.xml", strings.Replace(domain, "NIC", "<interface type='user'><filterref filter='clean-traffic'/></interface>", 1))
@@ -73,8 +72,8 @@ func TestImport_UnusedFilters(t *testing.T) {
 	for _, r := range results() {
 		if r.Err != nil {
 			failed[r.File] = true
-		} else if r.Sort == "nwfilter" {
-			left = r.Did
+		} else if r.Kind == "nwfilter" {
+			left = r.Outcome
 		}
 	}
 	if len(failed) != 2 || !failed["qemu/filtered.xml"] || !failed["nwfilter/clean-traffic.xml"] || !strings.Contains(left, "left out: 2") {
@@ -110,7 +109,7 @@ func TestExport_ForeignDirectory(t *testing.T) {
 	ok(t, os.Symlink(victim, filepath.Join(outer, "tree/qemu/a.xml")))
 	ok(t, os.WriteFile(filepath.Join(outer, "tree/qemu/b.xml"), nil, 0o600))
 	ok(t, os.Symlink(outer, filepath.Join(outer, "tree/storage")))
-	for sort, name := range map[Sort]string{Domain: "a", Pool: "victim"} {
+	for sort, name := range map[Kind]string{Domain: "a", Pool: "victim"} {
 		if _, err := write(root, sort, store.Document{Name: name, UUID: "u", XML: "<x/>"}); err == nil {
 			t.Errorf("a %s is written where a link leads", sort)
 		}
@@ -126,7 +125,7 @@ func TestExport_ForeignDirectory(t *testing.T) {
 	}
 }
 
-// TestExport_ReportsPathLimits: the export reports a guest's path limits, which no document can hold.
+// TestExport_ReportsPathLimits: the export reports that a guest has path limits, because its document cannot have them.
 //
 // Promise: S10
 func TestExport_ReportsPathLimits(t *testing.T) {
@@ -138,7 +137,7 @@ func TestExport_ReportsPathLimits(t *testing.T) {
 	}
 	ok(t, s.Close())
 	told := map[string]string{}
-	_, err = Export(data, filepath.Join(t.TempDir(), "tree"), func(r Result) { told[r.Name] = r.Did })
+	_, err = Export(data, filepath.Join(t.TempDir(), "tree"), func(r Result) { told[r.Name] = r.Outcome })
 	ok(t, err)
 	if told["free"] != "written" || !strings.Contains(told["held"], "define it again") {
 		t.Errorf("told: %q", told)
@@ -181,12 +180,12 @@ func TestExport_BadDefinitionAffectsNoOther(t *testing.T) {
 // nowhere accepts all definitions, and has none.
 type nowhere struct{}
 
-func (nowhere) Known(context.Context, Sort, string) (bool, error) { return false, nil }
-func (nowhere) Define(context.Context, Sort, string, Traits) (string, error) {
+func (nowhere) Known(context.Context, Kind, string) (bool, error) { return false, nil }
+func (nowhere) Define(context.Context, Kind, string, Traits) (string, error) {
 	return "", nil
 }
 
-// TestImport_ReportsStateLeftBehind has state of domains that libvirt keeps outside their definitions.
+// TestImport_ReportsStateLeftBehind imports domains with state that libvirt keeps outside their definitions.
 //
 // Promise: S10
 func TestImport_ReportsStateLeftBehind(t *testing.T) {
@@ -208,7 +207,7 @@ func TestImport_ReportsStateLeftBehind(t *testing.T) {
 	put("var/lib/libvirt/swtpm/"+uuid+"/tpm2/tpm2-00.permall", "")
 	for _, dry := range []bool{true, false} {
 		did := map[string]string{}
-		ok(t, Import(t.Context(), filepath.Join(host, "etc/libvirt"), Options{Host: nowhere{}, DryRun: dry}, func(r Result) { did[r.Name] = r.Did }))
+		ok(t, Import(t.Context(), filepath.Join(host, "etc/libvirt"), Options{Host: nowhere{}, DryRun: dry}, func(r Result) { did[r.Name] = r.Outcome }))
 		for _, piece := range []string{"virsh restore " + host + "/var/lib/libvirt/qemu/save/rich.save", "its 1 snapshots", "swtpm/" + uuid + "/tpm2", "guest/tpm/" + uuid} {
 			if !strings.Contains(did["rich"], piece) {
 				t.Errorf("of what is left is said %q, and nothing of %q", did["rich"], piece)

@@ -17,8 +17,8 @@ import (
 )
 
 // A guest's UEFI variables are its boot entries and its Secure Boot keys. Without them it may not boot, or may
-// boot with Secure Boot off. libvirt keeps them in a file that is named after the domain and that its
-// definition need not mention. An import copies that file.
+// boot with Secure Boot off. libvirt keeps them in a file that is named after the domain, and the definition
+// need not name it. An import copies that file.
 
 // Variables are the UEFI variables of a domain in libvirt's form.
 type Variables struct {
@@ -29,7 +29,7 @@ type Variables struct {
 // maxVariables bounds a file of UEFI variables, in bytes.
 const maxVariables = 64 << 20
 
-// findVariables reads the UEFI variables to copy for a domain, with a note about them. Nil: there is nothing
+// findVariables reads the UEFI variables to copy for a domain, and returns a note about them. Nil: there is nothing
 // to copy.
 func findVariables(root string, d *domain.Definition) (v *Variables, note string, err error) {
 	o := &d.OS
@@ -51,31 +51,32 @@ func findVariables(root string, d *domain.Definition) (v *Variables, note string
 	return v, "", err
 }
 
-// own is where libvirt keeps variables on every host.
-const own = "/" + lib + "/qemu/nvram"
+// hostNVRAMDir is the folder where libvirt keeps the variables on this host.
+const hostNVRAMDir = "/" + varLibLibvirt + "/qemu/nvram"
 
-// unknownVariables reports that a tree outside of etc/libvirt does not say where its host keeps the variables.
-// A file of this host may belong to another domain, so it is named and not copied.
+// unknownVariables returns a note for a tree outside of etc/libvirt: it is not known where its host keeps the
+// variables. A file of this host may belong to another domain, so it is named and not copied.
 func unknownVariables(name string) string {
 	file := name + "_VARS.fd"
 	note := fmt.Sprintf("; its UEFI variables are not taken, because the tree does not lie in %s: before it starts, copy %s from its host to the path in its <nvram>", etcLibvirt, file)
-	if here := filepath.Join(own, file); there(here) {
+	if here := filepath.Join(hostNVRAMDir, file); exists(here) {
 		note += fmt.Sprintf("; this host has %s", here)
 	}
 	return note
 }
 
-// namedVariables are variables in a file that the definition names. The file stays where it is.
+// namedVariables is findVariables for a definition that names the file. A file that exists on this host stays where
+// it is.
 func namedVariables(folder, path string) (v *Variables, note string, err error) {
 	switch _, err := os.Lstat(path); {
-	case err == nil && filepath.Dir(path) == own:
+	case err == nil && filepath.Dir(path) == hostNVRAMDir:
 		return nil, fmt.Sprintf("; its UEFI variables stay in %s: do not remove them with libvirt", path), nil
 	case err == nil:
 		return nil, "", nil
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, "", unreadable(path, err)
 	}
-	if folder != "" && filepath.Dir(path) == own { // Place writes nowhere else, because the tree may be another user's
+	if folder != "" && filepath.Dir(path) == hostNVRAMDir { // Place writes nowhere else, because the tree may be another user's
 		if v, err = readVariables(folder, filepath.Join("qemu/nvram", filepath.Base(path))); v != nil || err != nil {
 			return v, "", err
 		}
@@ -83,21 +84,21 @@ func namedVariables(folder, path string) (v *Variables, note string, err error) 
 	return nil, fmt.Sprintf("; its UEFI variables are not in %s: copy them there before it starts, or it has neither its boot entries nor its keys", path), nil
 }
 
-// openBelow opens a file for reading. It follows no link out of the folder, unless that is this host's own.
+// openBelow opens a file for reading. It follows no link out of the folder, unless that is this host's state folder.
 func openBelow(folder, file string) (*os.File, error) {
-	const how = os.O_RDONLY | unix.O_NONBLOCK
-	if folder == "/"+lib {
-		return os.OpenFile(filepath.Join(folder, file), how, 0)
+	const flags = os.O_RDONLY | unix.O_NONBLOCK
+	if folder == "/"+varLibLibvirt {
+		return os.OpenFile(filepath.Join(folder, file), flags, 0)
 	}
 	root, err := os.OpenRoot(folder)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = root.Close() }()
-	return root.OpenFile(file, how, 0)
+	return root.OpenFile(file, flags, 0)
 }
 
-// readVariables returns nil if there is no such file.
+// readVariables reads a file of UEFI variables; nil if there is no such file.
 func readVariables(folder, file string) (*Variables, error) {
 	path := filepath.Join(folder, file)
 	f, err := openBelow(folder, file)
@@ -129,7 +130,7 @@ func unreadable(path string, err error) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot read the domain's UEFI variables in %s; import as root", path)
 }
 
-// Place writes the variables to the path in the definition that the daemon completed, and reports the outcome.
+// Place writes the variables to the path in the definition that the daemon completed, and returns a note about that.
 // It keeps existing variables.
 func (v *Variables) Place(doc string) (did string, err error) {
 	d, err := domainxml.Parse(doc, domainxml.Options{})
@@ -153,7 +154,7 @@ func (v *Variables) Place(doc string) (did string, err error) {
 	return fmt.Sprintf("; its UEFI variables are copied from %s to %s", v.From, to), nil
 }
 
-// writeOnce makes a file completely or not at all, and replaces none. Only its owner can read it.
+// writeOnce makes a file completely or not at all, and does not replace one. Only its owner can read it.
 func writeOnce(path string, data []byte) (err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

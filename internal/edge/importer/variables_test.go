@@ -11,9 +11,9 @@ import (
 // firmwareHost completes domains as a daemon with firmware does.
 type firmwareHost struct{ nvram, template string }
 
-func (firmwareHost) Known(context.Context, Sort, string) (bool, error) { return false, nil }
+func (firmwareHost) Known(context.Context, Kind, string) (bool, error) { return false, nil }
 
-func (h firmwareHost) Define(_ context.Context, _ Sort, _ string, t Traits) (string, error) {
+func (h firmwareHost) Define(_ context.Context, _ Kind, _ string, t Traits) (string, error) {
 	if t.Variables == nil {
 		return "", nil
 	}
@@ -25,8 +25,8 @@ func (h firmwareHost) Define(_ context.Context, _ Sort, _ string, t Traits) (str
 		nvram + "</os></domain>")
 }
 
-// TestImport_CopiesUEFIVariables has a guest that asks for UEFI and no more: its Secure Boot keys are in a
-// file that its definition does not name.
+// TestImport_CopiesUEFIVariables imports a guest with UEFI whose Secure Boot keys are in a file that its definition
+// does not name.
 func TestImport_CopiesUEFIVariables(t *testing.T) {
 	root := t.TempDir()
 	put := func(file, text string) string {
@@ -44,33 +44,33 @@ func TestImport_CopiesUEFIVariables(t *testing.T) {
 	h := firmwareHost{nvram: filepath.Join(root, "data/efi_VARS.fd"), template: put("template.fd", "none")}
 	run := func(dry bool) map[string]Result {
 		t.Helper()
-		told := map[string]Result{}
-		ok(t, Import(t.Context(), filepath.Join(root, "etc/libvirt"), Options{Host: h, DryRun: dry}, func(r Result) { told[r.Name] = r }))
-		return told
+		results := map[string]Result{}
+		ok(t, Import(t.Context(), filepath.Join(root, "etc/libvirt"), Options{Host: h, DryRun: dry}, func(r Result) { results[r.Name] = r }))
+		return results
 	}
-	if r := run(true)["efi"]; r.Err != nil || !strings.Contains(r.Did, from) {
-		t.Errorf("before, it says %q, %v", r.Did, r.Err)
+	if r := run(true)["efi"]; r.Err != nil || !strings.Contains(r.Outcome, from) {
+		t.Errorf("before, it says %q, %v", r.Outcome, r.Err)
 	}
 	if _, err := os.Stat(h.nvram); err == nil {
 		t.Fatal("a dry run copies them")
 	}
-	told := run(false)
+	results := run(false)
 	text, err := os.ReadFile(h.nvram)
 	ok(t, err)
 	if info, err := os.Stat(h.nvram); err != nil || string(text) != "keys" || info.Mode().Perm() != 0o600 {
 		t.Errorf("the variables are %q, %v, %v", text, info.Mode(), err)
 	}
-	if r := told["efi"]; r.Err != nil || !strings.Contains(r.Did, "copied from "+from+" to "+h.nvram) {
-		t.Errorf("it says %q, %v", r.Did, r.Err)
+	if r := results["efi"]; r.Err != nil || !strings.Contains(r.Outcome, "copied from "+from+" to "+h.nvram) {
+		t.Errorf("it says %q, %v", r.Outcome, r.Err)
 	}
 	for _, name := range []string{"new", "bios"} {
-		if r := told[name]; r.Err != nil || strings.Contains(r.Did, "variables") {
-			t.Errorf("of %s it says %q, %v", name, r.Did, r.Err)
+		if r := results[name]; r.Err != nil || strings.Contains(r.Outcome, "variables") {
+			t.Errorf("of %s it says %q, %v", name, r.Outcome, r.Err)
 		}
 	}
 	ok(t, os.WriteFile(h.nvram, []byte("mine"), 0o600))
-	if r := run(false)["efi"]; r.Err != nil || !strings.Contains(r.Did, "were there already and stay") {
-		t.Errorf("where there are variables, it says %q, %v", r.Did, r.Err)
+	if r := run(false)["efi"]; r.Err != nil || !strings.Contains(r.Outcome, "were there already and stay") {
+		t.Errorf("where there are variables, it says %q, %v", r.Outcome, r.Err)
 	}
 	if text, err := os.ReadFile(h.nvram); err != nil || string(text) != "mine" {
 		t.Errorf("they are %q then, %v", text, err)
@@ -96,7 +96,7 @@ func TestImport_RefusesLossOfUEFIVariables(t *testing.T) {
 		t.Helper()
 		ok(t, Import(t.Context(), filepath.Join(root, "etc/libvirt"), Options{Host: h}, func(r Result) {
 			if r.Err == nil || !strings.Contains(r.Err.Error(), want) {
-				t.Errorf("%q, %v instead of %q", r.Did, r.Err, want)
+				t.Errorf("%q, %v instead of %q", r.Outcome, r.Err, want)
 			}
 		}))
 	}
@@ -111,7 +111,7 @@ func TestImport_RefusesLossOfUEFIVariables(t *testing.T) {
 	}
 }
 
-// TestImport_ReportsNamedUEFIVariables has definitions that name the file.
+// TestImport_ReportsNamedUEFIVariables imports definitions that name the file.
 func TestImport_ReportsNamedUEFIVariables(t *testing.T) {
 	root := t.TempDir()
 	there := filepath.Join(root, "vars.fd")
@@ -125,7 +125,7 @@ func TestImport_ReportsNamedUEFIVariables(t *testing.T) {
 	}
 }
 
-// TestImport_UEFIVariablesOutsideOfEtcLibvirt: such a tree does not say where its host keeps them, and
+// TestImport_UEFIVariablesOutsideOfEtcLibvirt: for such a tree it is not known where its host keeps the variables, and
 // without them the guest loses its keys.
 func TestImport_UEFIVariablesOutsideOfEtcLibvirt(t *testing.T) {
 	root := t.TempDir()
@@ -136,8 +136,8 @@ func TestImport_UEFIVariablesOutsideOfEtcLibvirt(t *testing.T) {
 	}
 	for _, dry := range []bool{true, false} {
 		ok(t, Import(t.Context(), root, Options{Host: firmwareHost{}, DryRun: dry}, func(r Result) {
-			if told := strings.Contains(r.Did, "copy efi_VARS.fd from its host"); r.Err != nil || told != (r.Name == "efi") {
-				t.Errorf("of %s it says %q, %v", r.Name, r.Did, r.Err)
+			if noted := strings.Contains(r.Outcome, "copy efi_VARS.fd from its host"); r.Err != nil || noted != (r.Name == "efi") {
+				t.Errorf("of %s it says %q, %v", r.Name, r.Outcome, r.Err)
 			}
 		}))
 	}

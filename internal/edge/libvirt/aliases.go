@@ -8,8 +8,8 @@ type (
 	Config = rpc.Config
 	// Listener takes clients in.
 	Listener = rpc.Listener
-	// Rooms are the objects that the calls act on.
-	Rooms = rpc.Rooms
+	// Backends are the objects that the calls act on.
+	Backends = rpc.Backends
 	// Server serves libvirt's protocol.
 	Server = rpc.Server
 )

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
-// processors are models as QEMU writes them out, with its names.
+// processors are CPU models as QEMU expands them, with its names of the features.
 var processors = hostcalls.CatalogueOf(&qemucaps.Capabilities{Accelerators: []qemucaps.Accelerator{{
 	Name: "tcg", Usable: true,
 	Models: []qemucaps.CPUModel{
@@ -28,7 +28,7 @@ var processors = hostcalls.CatalogueOf(&qemucaps.Capabilities{Accelerators: []qe
 	},
 }}})
 
-// hostCPU describes a host's processor as capabilities do.
+// hostCPU describes a host's CPU as capabilities do.
 func hostCPU(inner string) string { return "<cpu><arch>x86_64</arch>" + inner + "</cpu>" }
 
 func features(names ...string) (text string) {
@@ -38,8 +38,8 @@ func features(names ...string) (text string) {
 	return text
 }
 
-// printedCPU is a processor as a definition has it: the model, and features with +
-// or -.
+// printedCPU returns a CPU as a definition has it: the model, and features with + for
+// require or - for disable.
 func printedCPU(model, fallback, vendor string, features ...string) string {
 	text := "<cpu mode='custom' match='exact'>\n  <model fallback='" + fallback + "'>" + model + "</model>\n"
 	if vendor != "" {
@@ -52,7 +52,7 @@ func printedCPU(model, fallback, vendor string, features ...string) string {
 	return text + "</cpu>\n"
 }
 
-func TestBaseline(t *testing.T) {
+func TestBaseline_HostCPUs(t *testing.T) {
 	haswell := hostCPU("<model>Haswell</model><vendor>Intel</vendor>" + features("vmx", "invtsc", "osxsave"))
 	for _, c := range []struct {
 		name  string
@@ -74,7 +74,7 @@ func TestBaseline(t *testing.T) {
 		{"nobody's processor", 0, []string{hostCPU("<model>kvm64</model>")}, printedCPU("kvm64", "forbid", "")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ret, err := hostcalls.BaselineRequest{Catalogue: processors, Kind: hostcalls.HostProcessor, Given: nil, Flags: c.flags}.Answer(c.cpus)
+			ret, err := hostcalls.BaselineRequest{Catalogue: processors, Kind: hostcalls.HostCPU, Available: nil, Flags: c.flags}.Answer(c.cpus)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -85,10 +85,10 @@ func TestBaseline(t *testing.T) {
 	}
 }
 
-// A hypervisor's baseline is of guests' descriptions too, and has nothing that the
+// A hypervisor's baseline accepts descriptions of guests, too, and has no feature that the
 // hypervisor cannot give.
-func TestBaseline_OfTheHypervisor(t *testing.T) {
-	request := hostcalls.BaselineRequest{Catalogue: processors, Kind: hostcalls.AnyProcessor, Given: hostcalls.SetOf([]string{"avx", "pclmulqdq", "sse", "vmx"}), Flags: 0}
+func TestBaseline_Hypervisor(t *testing.T) {
+	request := hostcalls.BaselineRequest{Catalogue: processors, Kind: hostcalls.AnyCPU, Available: hostcalls.FeatureSetOf([]string{"avx", "pclmulqdq", "sse", "vmx"}), Flags: 0}
 	for _, c := range []struct{ cpu, want string }{
 		{
 			`<cpu><model fallback='forbid'>SandyBridge</model><feature policy='require' name='vmx'/><feature policy='disable' name='avx'/></cpu>`,
@@ -108,44 +108,44 @@ func TestBaseline_OfTheHypervisor(t *testing.T) {
 	}
 }
 
-func TestNoBaseline(t *testing.T) {
+func TestBaseline_Refused(t *testing.T) {
 	for _, c := range []struct {
-		kind hostcalls.ProcessorKind
+		kind hostcalls.CPUKind
 		cpus []string
 		code rpc.Code
 		says string
 	}{
-		{hostcalls.HostProcessor, nil, rpc.CodeInvalidArg, "no CPUs"},
-		{hostcalls.HostProcessor, []string{hostCPU("<model>z80</model>")}, rpc.CodeInternal, "unknown CPU model z80"},
-		{hostcalls.HostProcessor, []string{hostCPU("<model>kvm64</model>" + features("fast"))}, rpc.CodeInternal, "unknown CPU feature fast"},
-		{hostcalls.HostProcessor, []string{"<cpu><model>kvm64</model></cpu>"}, rpc.CodeXML, "missing CPU architecture"},
-		{hostcalls.HostProcessor, []string{"<cpu><arch>ppc64</arch><model>POWER8</model></cpu>"}, rpc.CodeUnsupported, "ppc64"},
-		{hostcalls.HostProcessor, []string{hostCPU("<model>EPYC</model><vendor>Acme</vendor>")}, rpc.CodeOperationFailed, "unknown CPU vendor Acme"},
+		{hostcalls.HostCPU, nil, rpc.CodeInvalidArg, "no CPUs"},
+		{hostcalls.HostCPU, []string{hostCPU("<model>z80</model>")}, rpc.CodeInternal, "unknown CPU model z80"},
+		{hostcalls.HostCPU, []string{hostCPU("<model>kvm64</model>" + features("fast"))}, rpc.CodeInternal, "unknown CPU feature fast"},
+		{hostcalls.HostCPU, []string{"<cpu><model>kvm64</model></cpu>"}, rpc.CodeXML, "missing CPU architecture"},
+		{hostcalls.HostCPU, []string{"<cpu><arch>ppc64</arch><model>POWER8</model></cpu>"}, rpc.CodeUnsupported, "ppc64"},
+		{hostcalls.HostCPU, []string{hostCPU("<model>EPYC</model><vendor>Acme</vendor>")}, rpc.CodeOperationFailed, "unknown CPU vendor Acme"},
 		{
-			hostcalls.HostProcessor,
+			hostcalls.HostCPU,
 			[]string{hostCPU("<model>EPYC</model><vendor>AMD</vendor>"), hostCPU("<model>Haswell</model>")},
 			rpc.CodeOperationFailed, "AMD and Intel",
 		},
 		{
-			hostcalls.HostProcessor,
+			hostcalls.HostCPU,
 			[]string{hostCPU("<model>kvm64</model>"), hostCPU("<model>Haswell</model><vendor>AMD</vendor>")},
 			rpc.CodeOperationFailed, "vendor Intel of model Haswell differs from vendor AMD",
 		},
-		{hostcalls.AnyProcessor, []string{"<cpu mode='host-passthrough'/>"}, rpc.CodeInvalidArg, "no CPU model specified at index 0"},
+		{hostcalls.AnyCPU, []string{"<cpu mode='host-passthrough'/>"}, rpc.CodeInvalidArg, "no CPU model specified at index 0"},
 		{
-			hostcalls.AnyProcessor,
+			hostcalls.AnyCPU,
 			[]string{"<cpu><model>kvm64</model><feature policy='disable' name='sse'/></cpu>"},
 			rpc.CodeOperationFailed, "CPUs are incompatible",
 		},
 	} {
-		_, err := hostcalls.BaselineRequest{Catalogue: processors, Kind: c.kind, Given: nil, Flags: 0}.Answer(c.cpus)
+		_, err := hostcalls.BaselineRequest{Catalogue: processors, Kind: c.kind, Available: nil, Flags: 0}.Answer(c.cpus)
 		if err == nil {
 			t.Errorf("%q has a baseline", c.cpus)
 			continue
 		}
-		told := rpc.NetError(err)
-		if told.Code != int32(c.code) || told.Domain != int32(rpc.FromCPU) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%q is refused with %d/%d: %v", c.cpus, told.Code, told.Domain, err)
+		got := rpc.NetError(err)
+		if got.Code != int32(c.code) || got.Domain != int32(rpc.FromCPU) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q is refused with %d/%d: %v", c.cpus, got.Code, got.Domain, err)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 func BenchmarkCall(b *testing.B) {
 	for _, idle := range []int{0, 1000} {
 		b.Run(fmt.Sprintf("idle=%d", idle), func(b *testing.B) {
-			s := New(rpc.Config{Rooms: rpc.Rooms{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
+			s := New(rpc.Config{Backends: rpc.Backends{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
 			path := filepath.Join(b.TempDir(), "sock")
 			l, err := listener.Listen(b.Context(), listener.Place{Path: path})
 			if err != nil {
@@ -31,14 +31,14 @@ func BenchmarkCall(b *testing.B) {
 					b.Error(err)
 				}
 			})
-			var w *wire
+			var w *rawClient
 			for range idle + 1 {
 				conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: path})
 				if err != nil {
 					b.Fatal(err)
 				}
 				b.Cleanup(func() { _ = conn.Close() })
-				w = &wire{t: b, conn: conn}
+				w = &rawClient{t: b, conn: conn}
 				w.must(xdr.ProcAuthList, nil, nil)
 				w.must(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{}, nil)
 			}

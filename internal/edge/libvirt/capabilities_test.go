@@ -15,7 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// aQEMU is what a probe finds on a host where KVM works, or does not.
+// aQEMU returns the result of a probe on a host with or without KVM.
 func aQEMU(kvm bool) *qemucaps.Capabilities {
 	models := []qemucaps.CPUModel{
 		{Name: "EPYC", AliasOf: "EPYC-v1", Missing: []string{"fxsr-opt", "npt"}},
@@ -85,9 +85,9 @@ const guestDocument = `<guest>
 </guest>
 `
 
-// Machine types that no definition can be built on are not offered, and KVM only
-// where a guest really ran under it.
-func TestGuestsOffered(t *testing.T) {
+// Capabilities have only supported machine types, and KVM only if the probe ran a guest
+// under it.
+func TestCapabilities_Guests(t *testing.T) {
 	if diff := cmp.Diff(guestDocument, printed(t, hostcalls.DescribeGuests(aQEMU(true)))); diff != "" {
 		t.Error(diff)
 	}
@@ -99,7 +99,7 @@ func TestGuestsOffered(t *testing.T) {
 
 // The host's processor is read from CPUID. KVM adds features that CPUID does not report. A feature without a name
 // in QEMU is left out.
-func TestHostProcessor(t *testing.T) {
+func TestHostCPU_Features(t *testing.T) {
 	inventory, err := resources.NewInventory(kerneltest.Host(t, kerneltest.Server))
 	if err != nil {
 		t.Fatal(err)
@@ -128,30 +128,30 @@ func TestHostProcessor(t *testing.T) {
   <pages unit='KiB' size='1048576'/>
 </cpu>
 `
-	if diff := cmp.Diff(described, printed(t, hostcalls.DescribeProcessor(&facts, aQEMU(true)))); diff != "" {
+	if diff := cmp.Diff(described, printed(t, hostcalls.DescribeHostCPU(&facts, aQEMU(true)))); diff != "" {
 		t.Error(diff)
 	}
 	emulated := strings.Replace(described, "  <feature name='rdctl-no'/>\n", "", 1)
-	if diff := cmp.Diff(emulated, printed(t, hostcalls.DescribeProcessor(&facts, aQEMU(false)))); diff != "" {
+	if diff := cmp.Diff(emulated, printed(t, hostcalls.DescribeHostCPU(&facts, aQEMU(false)))); diff != "" {
 		t.Errorf("without KVM: %s", diff)
 	}
 	// The reported processor has a baseline, and can run here.
 	c := hostcalls.CatalogueOf(aQEMU(true))
-	if ret, err := c.CompareDocument(hostcalls.HostProcessorOf(&facts, aQEMU(true)), described, hostcalls.CompareFail); err != nil || ret.Result != hostcalls.CPUIdentical {
+	if ret, err := c.CompareDocument(hostcalls.HostCPUOf(&facts, aQEMU(true)), described, hostcalls.CompareFail); err != nil || ret.Result != hostcalls.CPUIdentical {
 		t.Errorf("the host compares to itself as %v, %v", ret, err)
 	}
-	if _, err := (hostcalls.BaselineRequest{Catalogue: c, Kind: hostcalls.HostProcessor, Given: nil, Flags: 0}).Answer([]string{described}); err != nil {
+	if _, err := (hostcalls.BaselineRequest{Catalogue: c, Kind: hostcalls.HostCPU, Available: nil, Flags: 0}).Answer([]string{described}); err != nil {
 		t.Errorf("the host has no baseline of itself: %v", err)
 	}
 	facts.CPU.CPUID = nil
-	unknown := printed(t, hostcalls.DescribeProcessor(&facts, aQEMU(false)))
+	unknown := printed(t, hostcalls.DescribeHostCPU(&facts, aQEMU(false)))
 	if strings.Contains(unknown, "<model>") || strings.Contains(unknown, "<feature") || !strings.Contains(unknown, "<vendor>Intel</vendor>") {
 		t.Errorf("a processor that tells nothing is\n%s", unknown)
 	}
 }
 
-// Transactions of the first Haswells are broken, whatever they tell.
-func TestHostProcessor_BrokenTransactions(t *testing.T) {
+// TSX of the first Haswell CPUs is broken, even if CPUID has it.
+func TestHostCPU_BrokenTSX(t *testing.T) {
 	inventory, err := resources.NewInventory(kerneltest.Host(t, kerneltest.Server))
 	if err != nil {
 		t.Fatal(err)
@@ -163,13 +163,13 @@ func TestHostProcessor_BrokenTransactions(t *testing.T) {
 		has             bool
 	}{{60, 3, false}, {63, 2, false}, {63, 4, true}, {143, 8, true}} {
 		facts.CPU.Family, facts.CPU.ModelNumber, facts.CPU.Stepping = 6, c.model, c.stepping
-		if has := hostcalls.HostProcessorOf(&facts, aQEMU(false)).Features["rtm"]; has != c.has {
+		if has := hostcalls.HostCPUOf(&facts, aQEMU(false)).Features["rtm"]; has != c.has {
 			t.Errorf("that a processor of model %d, stepping %d has rtm is %v", c.model, c.stepping, has)
 		}
 	}
 }
 
-func TestAcceleratorFor(t *testing.T) {
+func TestPickAccelerator_ByDomainType(t *testing.T) {
 	for _, c := range []struct {
 		kvm          bool
 		asked, given string
@@ -181,14 +181,14 @@ func TestAcceleratorFor(t *testing.T) {
 		{false, "kvm", "", "the accel 'kvm' is not supported by '/usr/bin/qemu-system-x86_64' on this host: the trial guest never wrote"},
 		{true, "xen", "", "unknown type 'xen'"},
 	} {
-		given, _, err := hostcalls.Accelerator(aQEMU(c.kvm), c.asked)
+		given, _, err := hostcalls.PickAccelerator(aQEMU(c.kvm), c.asked)
 		if given != c.given || c.refusal == "" && err != nil || c.refusal != "" && (err == nil || err.Error() != c.refusal) {
 			t.Errorf("%+v gives %q, %v", c, given, err)
 		}
 	}
 	nothing := aQEMU(false)
 	nothing.Accelerators[1].Usable = false
-	if _, _, err := hostcalls.Accelerator(nothing, ""); !fault.Is(err, fault.Unsupported) {
+	if _, _, err := hostcalls.PickAccelerator(nothing, ""); !fault.Is(err, fault.Unsupported) {
 		t.Errorf("a QEMU that runs nothing gives %v", err)
 	}
 }
@@ -225,11 +225,11 @@ const cpuDocument = `<cpu>
 </cpu>
 `
 
-func offerOf(t *testing.T, caps *qemucaps.Capabilities, domainType, machine string) *hostcalls.Offer {
+func offerOf(t *testing.T, caps *qemucaps.Capabilities, domainType, machine string) *hostcalls.DomainCaps {
 	t.Helper()
-	o := &hostcalls.Offer{Caps: caps}
+	o := &hostcalls.DomainCaps{Caps: caps}
 	var err error
-	if o.DomainType, o.Acc, err = hostcalls.Accelerator(caps, domainType); err != nil {
+	if o.DomainType, o.Acc, err = hostcalls.PickAccelerator(caps, domainType); err != nil {
 		t.Fatal(err)
 	}
 	if o.Machine, err = hostcalls.PickMachine(caps, machine); err != nil {
@@ -238,7 +238,7 @@ func offerOf(t *testing.T, caps *qemucaps.Capabilities, domainType, machine stri
 	return o
 }
 
-func TestProcessorsOffered(t *testing.T) {
+func TestDomainCaps_CPUs(t *testing.T) {
 	if diff := cmp.Diff(cpuDocument, printed(t, offerOf(t, aQEMU(true), "kvm", "q35").DescribeCPU())); diff != "" {
 		t.Error(diff)
 	}
@@ -251,7 +251,7 @@ func TestProcessorsOffered(t *testing.T) {
 }
 
 // The offered devices depend on the machine type, on QEMU and on the host.
-func TestDevicesOffered(t *testing.T) {
+func TestDomainCaps_Devices(t *testing.T) {
 	o := offerOf(t, aQEMU(true), "", "pc")
 	for _, c := range []struct {
 		about string
@@ -264,9 +264,9 @@ func TestDevicesOffered(t *testing.T) {
 		{"no firmware", o.DescribeOS, []string{"<enum name='firmware'/>"}, []string{"<value>/"}},
 		{"q35", offerOf(t, aQEMU(true), "", "q35").DescribeDevices, []string{"<value>sata</value>", "<value>fdc</value>"}, []string{"<value>ide</value>"}},
 		{"tcg", offerOf(t, aQEMU(false), "", "q35").DescribeFeatures, []string{"<hyperv supported='no'/>"}, nil},
-		{"host with vfio", (&hostcalls.Offer{Caps: o.Caps, Machine: o.Machine, Vfio: true}).DescribeDevices, []string{"<value>pci</value>", "<value>vfio</value>"}, nil},
+		{"host with vfio", (&hostcalls.DomainCaps{Caps: o.Caps, Machine: o.Machine, VFIO: true}).DescribeDevices, []string{"<value>pci</value>", "<value>vfio</value>"}, nil},
 		{
-			"host with UEFI", (&hostcalls.Offer{Caps: o.Caps, Machine: o.Machine, Firmwares: []resources.Firmware{{Code: "/fw/CODE.fd", Flash: true}, {Code: "/fw/CODE.fd", Flash: true, Features: []string{"secure-boot"}}}}).DescribeOS,
+			"host with UEFI", (&hostcalls.DomainCaps{Caps: o.Caps, Machine: o.Machine, Firmwares: []resources.Firmware{{Code: "/fw/CODE.fd", Flash: true}, {Code: "/fw/CODE.fd", Flash: true, Features: []string{"secure-boot"}}}}).DescribeOS,
 			[]string{"<enum name='firmware'>\n    <value>efi</value>", "<loader supported='yes'>\n    <value>/fw/CODE.fd</value>\n    <enum name='type'>", "<enum name='secure'>\n      <value>yes</value>"},
 			nil,
 		},
@@ -286,7 +286,7 @@ func TestDevicesOffered(t *testing.T) {
 }
 
 // A device chooses its own name freely. Its document must still be well-formed.
-func TestHostileDeviceNames(t *testing.T) {
+func TestNodeDevice_HostileNames(t *testing.T) {
 	doc, err := hostcalls.DescribeDevice(&resources.Device{
 		Name: "usb_1_1", Kinds: []resources.Kind{resources.USB}, ProductName: "a\x01b\xff</product>", VendorName: "\x00",
 		USB: &kernel.USBDevice{},

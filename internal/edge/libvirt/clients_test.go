@@ -18,13 +18,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// virsh runs the distribution's own client against the house.
-func (h *house) virsh(args ...string) (string, error) {
+// virsh runs the distribution's virsh against the server.
+func (h *testServer) virsh(args ...string) (string, error) {
 	h.t.Helper()
 	return h.run("virsh", append([]string{"-c", "qemu:///system?socket=" + h.socket}, args...)...)
 }
 
-func (h *house) run(program string, args ...string) (string, error) {
+func (h *testServer) run(program string, args ...string) (string, error) {
 	h.t.Helper()
 	path, err := exec.LookPath(program)
 	if err != nil {
@@ -38,7 +38,7 @@ func (h *house) run(program string, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-func TestVirsh(t *testing.T) {
+func TestVirsh_Connect(t *testing.T) {
 	h := serve(t)
 	host, err := os.Hostname()
 	if err != nil {
@@ -90,7 +90,7 @@ except libvirt.libvirtError as e: print(e.get_error_code())
 conn.close()
 `
 
-func TestLibvirtPython(t *testing.T) {
+func TestClients_LibvirtPython(t *testing.T) {
 	const python = "/usr/bin/python3"
 	if err := exec.CommandContext(t.Context(), python, "-c", "import libvirt").Run(); err != nil {
 		t.Skip("python3-libvirt is not installed")
@@ -134,8 +134,8 @@ func TestLibvirtPython(t *testing.T) {
 	}
 }
 
-// TestGoLibvirt: a client that shares no code with libvirt's own.
-func TestGoLibvirt(t *testing.T) {
+// TestClients_GoLibvirt uses a client that shares no code with libvirt.
+func TestClients_GoLibvirt(t *testing.T) {
 	h := serve(t)
 	c := foreign.NewWithDialer(dialers.NewLocal(dialers.WithSocket(h.socket)))
 	if err := c.Connect(); err != nil {

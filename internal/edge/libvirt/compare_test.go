@@ -9,13 +9,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemucaps"
 )
 
-// haswellEP is a number under which Haswell is sold, and not QEMU's.
+// haswellEP is a signature under which Haswell was sold, other than that of QEMU's model.
 var haswellEP = qemucaps.Signature{Family: 6, Model: 63, Stepping: 2}
 
-// aHost is one that has all that Haswell has, and vmx.
-var aHost = hostcalls.Known{Vendor: "Intel", Features: hostcalls.SetOf([]string{"avx", "avx2", "hle", "pclmulqdq", "sse", "vmx"})}
+// aHost is a host CPU with the features of Haswell, and vmx.
+var aHost = hostcalls.KnownCPU{Vendor: "Intel", Features: hostcalls.FeatureSetOf([]string{"avx", "avx2", "hle", "pclmulqdq", "sse", "vmx"})}
 
-func TestCompare(t *testing.T) {
+func TestCompare_Results(t *testing.T) {
 	for _, c := range []struct {
 		doc  string
 		want int32
@@ -58,13 +58,12 @@ func TestCompare(t *testing.T) {
 			t.Errorf("%s is to be compatible, and is not because of %v", c.doc, err)
 		}
 	}
-	if _, err := processors.CompareDocument(hostcalls.Known{}, "<cpu/>", hostcalls.CompareFail); err == nil || rpc.NetError(err).Code != int32(rpc.CodeCPUIncompatible) {
+	if _, err := processors.CompareDocument(hostcalls.KnownCPU{}, "<cpu/>", hostcalls.CompareFail); err == nil || rpc.NetError(err).Code != int32(rpc.CodeCPUIncompatible) {
 		t.Errorf("an unknown host: %v", err)
 	}
 }
 
-// Documents that describe no processor are refused with the codes that libvirt has
-// for them.
+// Documents that do not describe a CPU are refused with libvirt's codes.
 func TestCompare_BadDocuments(t *testing.T) {
 	for _, c := range []struct {
 		doc   string
@@ -98,8 +97,8 @@ func TestCompare_BadDocuments(t *testing.T) {
 		_, err := processors.CompareDocument(aHost, c.doc, c.flags)
 		if err == nil {
 			t.Errorf("%s is compared", c.doc)
-		} else if told := rpc.NetError(err); told.Code != int32(c.code) || told.Domain != int32(rpc.FromCPU) {
-			t.Errorf("%s is refused with %d/%d: %v", c.doc, told.Code, told.Domain, err)
+		} else if got := rpc.NetError(err); got.Code != int32(c.code) || got.Domain != int32(rpc.FromCPU) {
+			t.Errorf("%s is refused with %d/%d: %v", c.doc, got.Code, got.Domain, err)
 		}
 	}
 	if _, err := processors.CompareDocument(aHost, hostCPU("<model>kvm64</model><wheels/>"), 0); err != nil {
@@ -107,24 +106,24 @@ func TestCompare_BadDocuments(t *testing.T) {
 	}
 }
 
-// A host is at least what its model is; one with its signature comes first.
-func TestNearest_OfAHost(t *testing.T) {
-	all := hostcalls.SetOf([]string{"avx", "avx2", "hle", "pclmulqdq", "rtm", "sse"})
+// A host has all features of its nearest model. A model with its signature comes first.
+func TestNearest_Host(t *testing.T) {
+	all := hostcalls.FeatureSetOf([]string{"avx", "avx2", "hle", "pclmulqdq", "rtm", "sse"})
 	for _, c := range []struct {
 		name string
-		p    hostcalls.Known
+		p    hostcalls.KnownCPU
 		want string
 	}{
-		{"by its features", hostcalls.Known{Vendor: "Intel", Features: all}, "Broadwell"},
-		{"by its signature", hostcalls.Known{Vendor: "Intel", Signature: haswellEP, Features: all}, "Haswell"},
-		{"not by its signature where it lacks a feature", hostcalls.Known{Vendor: "Intel", Signature: haswellEP, Features: hostcalls.SetOf([]string{"avx", "pclmulqdq", "sse"})}, "SandyBridge"},
-		{"none of another vendor", hostcalls.Known{Vendor: "AMD", Features: all}, "kvm64"},
+		{"by its features", hostcalls.KnownCPU{Vendor: "Intel", Features: all}, "Broadwell"},
+		{"by its signature", hostcalls.KnownCPU{Vendor: "Intel", Signature: haswellEP, Features: all}, "Haswell"},
+		{"not by its signature where it lacks a feature", hostcalls.KnownCPU{Vendor: "Intel", Signature: haswellEP, Features: hostcalls.FeatureSetOf([]string{"avx", "pclmulqdq", "sse"})}, "SandyBridge"},
+		{"none of another vendor", hostcalls.KnownCPU{Vendor: "AMD", Features: all}, "kvm64"},
 	} {
 		if m, ok := processors.Nearest(c.p, true, nil); !ok || m.Name != c.want {
 			t.Errorf("%s: %s, %v", c.name, m.Name, ok)
 		}
 	}
-	if m, ok := processors.Nearest(hostcalls.Known{Vendor: "Intel"}, true, nil); ok {
+	if m, ok := processors.Nearest(hostcalls.KnownCPU{Vendor: "Intel"}, true, nil); ok {
 		t.Errorf("a host without features is %s", m.Name)
 	}
 }

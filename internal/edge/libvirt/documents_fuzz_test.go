@@ -21,7 +21,7 @@ func FuzzProcessors(f *testing.F) {
 	f.Add(`<cpu mode='custom' match='exact'><model fallback='forbid'>Nehalem</model></cpu>`, haswell, uint32(hostcalls.BaselineExpand))
 	f.Add(`<cpu><model>kvm64</model><feature policy='optional' name='avx'/></cpu>`, "<cpu/>", uint32(hostcalls.BaselineMigratable))
 	f.Fuzz(func(t *testing.T, one, other string, flags uint32) {
-		r := hostcalls.BaselineRequest{Catalogue: processors, Kind: hostcalls.AnyProcessor, Given: nil, Flags: flags & (hostcalls.BaselineExpand | hostcalls.BaselineMigratable)}
+		r := hostcalls.BaselineRequest{Catalogue: processors, Kind: hostcalls.AnyCPU, Available: nil, Flags: flags & (hostcalls.BaselineExpand | hostcalls.BaselineMigratable)}
 		found, err := r.Answer([]string{one, other})
 		if err != nil {
 			if fault.Is(err, fault.Internal) {
@@ -30,18 +30,18 @@ func FuzzProcessors(f *testing.F) {
 			return
 		}
 		has := func(doc string) hostcalls.FeatureSet {
-			p, err := hostcalls.ReadProcessor(doc, hostcalls.AnyProcessor)
+			p, err := hostcalls.ParseCPU(doc, hostcalls.AnyCPU)
 			if err != nil {
 				t.Fatalf("cannot be read: %v\n%s", err, doc)
 			}
-			features, err := processors.All(p)
+			features, err := processors.FeaturesOf(p)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return features
 		}
 		for _, doc := range []string{one, other} {
-			if more := hostcalls.Lacking(has(found.CPU), has(doc)); len(more) > 0 {
+			if more := hostcalls.Difference(has(found.CPU), has(doc)); len(more) > 0 {
 				t.Fatalf("%s\nhas no %v of the baseline\n%s", doc, more, found.CPU)
 			}
 		}
@@ -89,7 +89,7 @@ func FuzzTunables(f *testing.F) {
 				one.Read(d, nil)
 			}
 		}
-		if domaincalls.SoundMemTune(d.MemTune) != nil {
+		if domaincalls.CheckMemTune(d.MemTune) != nil {
 			return
 		}
 		text, err := domainxml.Format(d, domainxml.Style{})
@@ -103,7 +103,7 @@ func FuzzTunables(f *testing.F) {
 		if twice, err := domainxml.Format(again, domainxml.Style{}); err != nil || twice != text {
 			t.Fatalf("it is read as another (%v): %s", err, cmp.Diff(text, twice))
 		}
-		if bounds, err := domaincalls.Retuned(&device.IOTune{TotalBytes: 1}, args.Params); err == nil && bounds != nil && *bounds == (device.IOTune{Group: bounds.Group}) {
+		if bounds, err := domaincalls.UpdateIOTune(&device.IOTune{TotalBytes: 1}, args.Params); err == nil && bounds != nil && *bounds == (device.IOTune{Group: bounds.Group}) {
 			t.Fatal("bounds that bound nothing are kept")
 		}
 		_, _, _ = domaincalls.InterfaceRates(args.Params)

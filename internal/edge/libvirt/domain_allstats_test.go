@@ -30,7 +30,7 @@ func valuesOf(params []xdr.TypedParam) map[string]string {
 	return found
 }
 
-func TestFiguresOfOneDomain(t *testing.T) {
+func TestStatsParams_OneDomain(t *testing.T) {
 	def := &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 4, Current: 2}}
 	v := &guest.View{State: domain.Paused, Reason: domain.ReasonUser, Active: def}
 	st := &machine.Stats{
@@ -41,7 +41,7 @@ func TestFiguresOfOneDomain(t *testing.T) {
 	}
 	statistics.SetFigure(&st.Balloon, machine.FreeMemory, 2048)
 	statistics.SetFigure(&st.Balloon, machine.MajorFaults, 7)
-	got := valuesOf((&domaincalls.StatsRequest{Groups: domaincalls.StatsGroups}).Figures(new(domaincalls.StatsParams), v, st, nil))
+	got := valuesOf((&domaincalls.StatsRequest{Groups: domaincalls.StatsGroups}).Params(new(domaincalls.StatsParams), v, st, nil))
 	for name, want := range map[string]string{
 		"state.state": "3", "state.reason": "1", "cpu.time": "5", "cpu.user": "3", "cpu.system": "2",
 		"balloon.current": "32768", "balloon.maximum": "65536", "balloon.unused": "2", "balloon.major_fault": "7",
@@ -55,10 +55,10 @@ func TestFiguresOfOneDomain(t *testing.T) {
 	}
 }
 
-func TestListsOfFiguresAreBounded(t *testing.T) {
-	p := &rpc.ParamList{Most: 2}
+func TestStatsParams_Bounded(t *testing.T) {
+	p := &rpc.ParamList{Max: 2}
 	for range 5 {
-		p.Number("n", 1)
+		p.AddUint64("n", 1)
 	}
 	if len(p.List) != 2 {
 		t.Errorf("%d figures in a list of at most 2", len(p.List))
@@ -67,10 +67,10 @@ func TestListsOfFiguresAreBounded(t *testing.T) {
 
 // Statistics of numbered objects have the right names, precomputed or not. A disk is found after another one
 // before it was unplugged.
-func TestFiguresOfNumberedThings(t *testing.T) {
+func TestStatsParams_NumberedNames(t *testing.T) {
 	def := &domain.Definition{}
 	st := &machine.Stats{At: time.Now().Add(-time.Minute), Stale: errors.New("it sleeps")}
-	for i := range domaincalls.NamesMade + 2 {
+	for i := range domaincalls.CachedStatNames + 2 {
 		target := "vd" + strconv.Itoa(i)
 		def.Devices.Disks = append(def.Devices.Disks, &device.Disk{Target: target, Source: &device.DiskSource{File: "/" + target}})
 		st.Disks = append(st.Disks, machine.DiskStats{Target: target, ReadOps: uint64(i), Capacity: 7})
@@ -81,7 +81,7 @@ func TestFiguresOfNumberedThings(t *testing.T) {
 	def.Devices.NICs = []*device.NIC{{Type: "user"}, {Type: "network", Target: "vnet3"}}
 	st.NICs = []machine.NICStats{{}, {IfName: "vnet3", Counters: hostnet.Counters{RxBytes: 4, TxDropped: 5}}}
 	v := &guest.View{State: domain.Running, Active: def}
-	got := valuesOf((&domaincalls.StatsRequest{Groups: domaincalls.StatsBlock | domaincalls.StatsInterface, Backing: true}).Figures(new(domaincalls.StatsParams), v, st, nil))
+	got := valuesOf((&domaincalls.StatsRequest{Groups: domaincalls.StatsBlock | domaincalls.StatsInterface, Backing: true}).Params(new(domaincalls.StatsParams), v, st, nil))
 	for name, want := range map[string]string{
 		"block.count": "34", "block.0.name": `"vd1"`, "block.0.path": "", "block.0.rd.reqs": "1", "block.0.capacity": "",
 		"block.4.name": `"vd5"`, "block.5.name": `"vd5"`, "block.5.path": `"/base"`, "block.5.capacity": "9", "block.5.rd.reqs": "",
@@ -95,9 +95,9 @@ func TestFiguresOfNumberedThings(t *testing.T) {
 	}
 }
 
-// TestStatisticsHaveOnlyLibvirtsNames: clients take the names apart, and some end
-// where a name does not begin with the group that they asked for.
-func TestStatisticsHaveOnlyLibvirtsNames(t *testing.T) {
+// TestAllStats_LibvirtNames: clients parse the names, and some fail if a name does not begin with
+// the group that they asked for.
+func TestAllStats_LibvirtNames(t *testing.T) {
 	def := &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 1, Current: 1}}
 	def.Devices.Disks = []*device.Disk{{Target: "vda", Source: &device.DiskSource{File: "/vda"}}}
 	def.Devices.NICs = []*device.NIC{{Type: "network", Target: "vnet3"}}
@@ -111,7 +111,7 @@ func TestStatisticsHaveOnlyLibvirtsNames(t *testing.T) {
 		domaincalls.StatsState: "state.", domaincalls.StatsCPU: "cpu.", domaincalls.StatsBalloon: "balloon.", domaincalls.StatsVCPU: "vcpu.",
 		domaincalls.StatsInterface: "net.", domaincalls.StatsBlock: "block.", domaincalls.StatsIOThread: "iothread.",
 	} {
-		names := valuesOf((&domaincalls.StatsRequest{Groups: group}).Figures(new(domaincalls.StatsParams), v, st, nil))
+		names := valuesOf((&domaincalls.StatsRequest{Groups: group}).Params(new(domaincalls.StatsParams), v, st, nil))
 		if len(names) == 0 {
 			t.Errorf("group %s has no figures", prefix)
 		}
@@ -123,10 +123,9 @@ func TestStatisticsHaveOnlyLibvirtsNames(t *testing.T) {
 	}
 }
 
-// TestStatisticsDoNotWaitForAStuckGuest: one of two guests is stopped. The
-// figures of both come at once. The sample of the stuck one is old and says why,
-// and that of the other stays young.
-func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
+// TestAllStats_StuckGuest stops the QEMU of one of two guests. The statistics of both come at
+// once. The sample of the stuck one is old and has the reason, and that of the other stays new.
+func TestAllStats_StuckGuest(t *testing.T) {
 	h := withGuests(t)
 	const otherUUID = "11111111-2222-3333-4444-666666666666"
 	w := h.open("")
@@ -140,7 +139,7 @@ func TestStatisticsDoNotWaitForAStuckGuest(t *testing.T) {
 		<-again.C
 		began, ret := time.Now(), new(xdr.ConnectGetAllDomainStatsRet)
 		w.must(xdr.ProcConnectGetAllDomainStats, &args, ret)
-		if took := time.Since(began); took > domaincalls.NamedPatience/2 {
+		if took := time.Since(began); took > domaincalls.FreshStatsTimeout/2 {
 			t.Errorf("statistics of %d named took %v", len(args.Domains), took)
 		}
 		for _, r := range ret.Stats {
@@ -234,9 +233,9 @@ func domainOf(t *testing.T, uuid string) xdr.Domain {
 	return xdr.Domain{UUID: id}
 }
 
-// What definitions have of paths beyond an answer is left out, of those guests alone.
+// If the paths of definitions exceed a reply, only the records of their guests are cut.
 // Promise: X4
-func TestStatisticsFitIntoAnAnswer(t *testing.T) {
+func TestAllStats_FitReply(t *testing.T) {
 	path := xdr.String("/" + strings.Repeat("x", 1<<20))
 	ret := &xdr.ConnectGetAllDomainStatsRet{}
 	for _, paths := range []int{1, 20, 4, 40} {
@@ -246,13 +245,13 @@ func TestStatisticsFitIntoAnAnswer(t *testing.T) {
 		}
 		ret.Stats = append(ret.Stats, r)
 	}
-	domaincalls.Fit(ret.Stats, xdr.MaxPayload-domaincalls.StatsSlack)
+	domaincalls.FitStats(ret.Stats, xdr.MaxPayload-domaincalls.StatsOverhead)
 	if _, err := xdr.AppendPacket(nil, xdr.Header{}, ret, 0); err != nil {
 		t.Error(err)
 	}
 	for i, want := range []int{2, 14, 5, 14} { // 32 MiB but the 5 of the small ones, and a little
 		if n := len(ret.Stats[i].Params); n != want {
-			t.Errorf("of guest %d %d figures are told, and not %d", i, n, want)
+			t.Errorf("of guest %d there are %d parameters, want %d", i, n, want)
 		}
 	}
 }
@@ -266,7 +265,7 @@ func BenchmarkStatistics(b *testing.B) {
 				At: time.Now(), CPU: 5, User: 3, System: 2, Resident: 4096,
 				VCPUs: []machine.VCPUStats{{Time: 11, Waiting: 12}}, NICs: []machine.NICStats{{IfName: "vnet0"}},
 			}
-			for f := range domaincalls.BalloonFigures {
+			for f := range domaincalls.BalloonStats {
 				statistics.SetFigure(&st.Balloon, machine.BalloonFigure(f), 1)
 			}
 			for i := range disks {
@@ -278,20 +277,20 @@ func BenchmarkStatistics(b *testing.B) {
 			r := &domaincalls.StatsRequest{Groups: domaincalls.StatsGroups}
 			b.ReportAllocs()
 			for b.Loop() {
-				ret, p := &xdr.ConnectGetAllDomainStatsRet{}, domaincalls.StatsRoom.Get().(*domaincalls.StatsParams)
+				ret, p := &xdr.ConnectGetAllDomainStatsRet{}, domaincalls.StatsBuffers.Get().(*domaincalls.StatsParams)
 				for range 256 {
 					d, err := domaincalls.WireDomain(v)
 					if err != nil {
 						b.Fatal(err)
 					}
-					ret.Stats = append(ret.Stats, xdr.DomainStatsRecord{Domain: d, Params: r.Figures(p, v, st, nil)})
+					ret.Stats = append(ret.Stats, xdr.DomainStatsRecord{Domain: d, Params: r.Params(p, v, st, nil)})
 				}
 				packet, err := xdr.AppendPacket(nil, xdr.Header{}, ret, 0)
 				if err != nil {
 					b.Fatal(err)
 				}
 				p.List = p.List[:0]
-				domaincalls.StatsRoom.Put(p)
+				domaincalls.StatsBuffers.Put(p)
 				b.SetBytes(int64(len(packet)))
 			}
 		})

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/savestate"
 )
 
-func TestVirshDump(t *testing.T) {
+func TestVirsh_Dump(t *testing.T) {
 	s := &shell{withGuests(t), map[string]string{"DIR": t.TempDir(), "DOC": document(t, aGuest("web"))}}
 	begins := func(file, magic string) {
 		t.Helper()
@@ -45,7 +45,7 @@ func TestVirshDump(t *testing.T) {
 	}
 }
 
-func TestDumpOptions(t *testing.T) {
+func TestDumpOptions_Flags(t *testing.T) {
 	for _, c := range []struct {
 		format, flags uint32
 		want          savestate.DumpOptions

@@ -24,9 +24,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// withGuests gives the server all its packages, as lodged has them. Guests end
-// with the test.
-func withGuests(t *testing.T) *house {
+// withGuests serves all backends, as lodged does. Guests end with the test.
+func withGuests(t *testing.T) *testServer {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts QEMU: not among the short tests")
@@ -60,14 +59,14 @@ func withGuests(t *testing.T) *house {
 			t.Errorf("control groups are left: %v", left)
 		}
 	})
-	h := serve(t, func(s *rpc.Server) { s.Handlers.Rooms = roomsOf(d) })
+	h := serve(t, func(s *rpc.Server) { s.Handlers.Backends = backendsOf(d) })
 	h.events = d.Events
 	return h
 }
 
-// roomsOf returns the objects that a daemon has for libvirt's clients.
-func roomsOf(d *daemon.Daemon) rpc.Rooms {
-	return rpc.Rooms{
+// backendsOf returns the backends of a daemon.
+func backendsOf(d *daemon.Daemon) rpc.Backends {
+	return rpc.Backends{
 		Guests: d.Guests, Pools: d.Pools, Networks: d.Networks, Secrets: d.Secrets, Events: d.Events,
 		Host: d.Host, Devices: d.Devices, Emulators: d.Emulators,
 	}
@@ -81,9 +80,9 @@ func aGuest(name string) string {
 <disk type='file' device='cdrom'><target dev='hda' bus='ide'/></disk></devices></domain>`, name, webUUID)
 }
 
-// TestVirshDomains drives the commands about domains of the distribution's
-// client through a guest's life.
-func TestVirshDomains(t *testing.T) {
+// TestVirsh_Domains runs the domain commands of the distribution's virsh over a guest's
+// whole lifecycle.
+func TestVirsh_Domains(t *testing.T) {
 	h := withGuests(t)
 	saved := filepath.Join(t.TempDir(), "web.save")
 	picture := filepath.Join(t.TempDir(), "screen.ppm")
@@ -186,8 +185,8 @@ func TestVirshDomains(t *testing.T) {
 	}
 }
 
-// TestAutoDestroy: a guest that was started for its client goes when that does.
-func TestAutoDestroy(t *testing.T) {
+// TestAutoDestroy_ClientCloses: a guest that was started with auto-destroy ends when its client disconnects.
+func TestAutoDestroy_ClientCloses(t *testing.T) {
 	h := withGuests(t)
 	watcher, owner := h.open(""), h.open("")
 	watcher.watch(rpc.EventLifecycle, nil)
@@ -214,9 +213,9 @@ func TestAutoDestroy(t *testing.T) {
 	w.refused(xdr.ProcDomainGetState, &xdr.DomainGetStateArgs{Domain: ret.Domain}, rpc.CodeNoDomain)
 }
 
-// TestGuestConsole: what the firmware writes comes out of the console, and the
-// stream ends with the guest.
-func TestGuestConsole(t *testing.T) {
+// TestConsole_FirmwareOutput: the console stream has the firmware's output, and ends with the
+// guest.
+func TestConsole_FirmwareOutput(t *testing.T) {
 	h := withGuests(t)
 	w := h.open("")
 	ret := new(xdr.DomainCreateXMLRet)
@@ -237,8 +236,8 @@ func TestGuestConsole(t *testing.T) {
 	w.expect(st, xdr.StatusOK)
 }
 
-// TestFilters checks the filter flags of lists.
-func TestFilters(t *testing.T) {
+// TestMatchesFilters_Lists checks the filter flags of lists.
+func TestMatchesFilters_Lists(t *testing.T) {
 	running := &guest.View{ID: 1, State: domain.Running, Active: new(domain.Definition)}
 	off := &guest.View{ID: -1, State: domain.ShutOff, Persistent: true, Autostart: true, ManagedSave: true, Inactive: new(domain.Definition)}
 	crashed := &guest.View{ID: -1, State: domain.Crashed, Persistent: true, Inactive: new(domain.Definition)}
@@ -260,14 +259,14 @@ func TestFilters(t *testing.T) {
 		{4096, [3]bool{false, false, false}},
 		{8192, [3]bool{true, true, true}},
 	} {
-		got := [3]bool{domaincalls.Matches(running, c.flags), domaincalls.Matches(off, c.flags), domaincalls.Matches(crashed, c.flags)}
+		got := [3]bool{domaincalls.MatchesFilters(running, c.flags), domaincalls.MatchesFilters(off, c.flags), domaincalls.MatchesFilters(crashed, c.flags)}
 		if got != c.want {
 			t.Errorf("flags %#x: %v, want %v", c.flags, got, c.want)
 		}
 	}
 }
 
-func TestJobTypes(t *testing.T) {
+func TestJobType_ByProgress(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct {
 		job  domain.Progress
@@ -280,20 +279,20 @@ func TestJobTypes(t *testing.T) {
 		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now, Err: "disk"}, domaincalls.JobFailed},
 		{domain.Progress{Kind: domain.JobSave, Started: now, Ended: now, Err: "abort", Cancelled: true}, domaincalls.JobCancelled},
 	} {
-		if got := domaincalls.JobType(domaincalls.MovesMemory(c.job)); got != c.want {
+		if got := domaincalls.JobType(domaincalls.MemoryJob(c.job)); got != c.want {
 			t.Errorf("%+v: %d, want %d", c.job, got, c.want)
 		}
 	}
 }
 
-// TestJoin: a line and a stream end each other, whichever ends first.
-func TestJoin(t *testing.T) {
+// TestPipeStream_EitherEndCloses: when the console or the stream ends, the other ends, too.
+func TestPipeStream_EitherEndCloses(t *testing.T) {
 	far := make(chan io.ReadWriteCloser, 1)
 	h := serve(t, func(s *rpc.Server) {
 		serveConsole(func(ctx context.Context, st *rpc.Stream) error {
 			near, other := net.Pipe()
 			far <- other
-			return domaincalls.Join(near)(ctx, st)
+			return domaincalls.PipeStream(near)(ctx, st)
 		})(s)
 	})
 	w := h.open("")
@@ -331,13 +330,13 @@ func TestJoin(t *testing.T) {
 // A guest that cannot be adopted and has no known definition is still listed, and clients query every listed
 // guest.
 // Promise: G5
-func TestAGuestWithoutADefinitionHasAState(t *testing.T) {
+func TestDomain_StateWithoutDefinition(t *testing.T) {
 	v := &guest.View{State: domain.ShutOff, Quarantined: true, Messages: []string{"why"}}
-	if info, err := domaincalls.InfoOf(v); err != nil || *info != (xdr.DomainGetInfoRet{State: byte(domain.ShutOff)}) {
+	if info, err := domaincalls.DomainInfo(v); err != nil || *info != (xdr.DomainGetInfoRet{State: byte(domain.ShutOff)}) {
 		t.Errorf("it is %+v, %v", info, err)
 	}
 	v.Quarantined = false
-	if _, err := domaincalls.InfoOf(v); !fault.Is(err, fault.NotFound) {
+	if _, err := domaincalls.DomainInfo(v); !fault.Is(err, fault.NotFound) {
 		t.Errorf("one that has left: %v", err)
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// param makes a typed parameter of a test's own shorthand.
+// param makes a typed parameter from a Go value.
 func param(name string, value any) xdr.TypedParam {
 	switch v := value.(type) {
 	case int:
@@ -31,7 +31,7 @@ func param(name string, value any) xdr.TypedParam {
 	return xdr.TypedParam{Field: name, Value: value.(xdr.TypedValue)}
 }
 
-func TestRatesOfADisk(t *testing.T) {
+func TestIOTune_Rates(t *testing.T) {
 	bound := &device.IOTune{TotalBytes: 1000, TotalBytesMax: 2000, TotalBytesMaxLen: 3, ReadIOPS: 10, WriteIOPS: 20, Group: "g"}
 	for _, c := range []struct {
 		name   string
@@ -66,16 +66,16 @@ func TestRatesOfADisk(t *testing.T) {
 		{"a burst without a rate", nil, []xdr.TypedParam{param("total_bytes_sec_max", 1)}, nil, "cannot be set if 'total_bytes_sec' is not set"},
 		{"a burst below the rate", nil, []xdr.TypedParam{param("read_iops_sec", 9), param("read_iops_sec_max", 8)}, nil, "cannot be smaller"},
 		{"a length without a burst", nil, []xdr.TypedParam{param("read_iops_sec", 9), param("read_iops_sec_max_length", 8)}, nil, "has to be set with its length"},
-		{"too much", nil, []xdr.TypedParam{param("read_iops_sec", domaincalls.MostIOTune+1)}, nil, "no more than"},
+		{"too much", nil, []xdr.TypedParam{param("read_iops_sec", domaincalls.MaxIOTune+1)}, nil, "no more than"},
 		{"a negative rate", nil, []xdr.TypedParam{param("read_iops_sec", xdr.Int64(-1))}, nil, "cannot set read_iops_sec"},
 		{"an unknown name", nil, []xdr.TypedParam{param("wishes", 1)}, nil, "'wishes' not supported"},
-		{"a number for a name", nil, []xdr.TypedParam{param("group_name", 1)}, nil, "is a text"},
+		{"a number for a name", nil, []xdr.TypedParam{param("group_name", 1)}, nil, "is a string"},
 	} {
 		before := device.IOTune{}
 		if c.old != nil {
 			before = *c.old
 		}
-		got, err := domaincalls.Retuned(c.old, c.params)
+		got, err := domaincalls.UpdateIOTune(c.old, c.params)
 		if c.fails != "" {
 			if err == nil || !strings.Contains(err.Error(), c.fails) {
 				t.Errorf("%s: %v, want an error saying %q", c.name, err, c.fails)
@@ -91,13 +91,13 @@ func TestRatesOfADisk(t *testing.T) {
 	}
 }
 
-func TestRatesOfAnInterface(t *testing.T) {
+func TestInterfaceTune_Rates(t *testing.T) {
 	in, out, err := domaincalls.InterfaceRates([]xdr.TypedParam{param("inbound.average", xdr.Uint(100)), param("inbound.burst", 30)})
 	if want := (device.Rate{Average: 100, Burst: 30}); err != nil || out != nil || *in != want {
 		t.Errorf("got %+v, %+v, %v; want inbound %+v alone", in, out, err, want)
 	}
 	in, out, err = domaincalls.InterfaceRates([]xdr.TypedParam{param("outbound.average", 0)})
-	if err != nil || in != nil || out == nil || domaincalls.OrUnbounded(*out) != nil {
+	if err != nil || in != nil || out == nil || domaincalls.NilIfUnlimited(*out) != nil {
 		t.Errorf("an average of 0 does not take a bound away: %+v, %+v, %v", in, out, err)
 	}
 	for _, p := range []xdr.TypedParam{param("outbound.floor", 1), param("inbound.average", "fast"), param("inbound.peak", xdr.Int(-1))} {
@@ -107,7 +107,7 @@ func TestRatesOfAnInterface(t *testing.T) {
 	}
 }
 
-func TestTunablesAreReadAsTheyWereWritten(t *testing.T) {
+func TestTunables_RoundTrip(t *testing.T) {
 	for _, c := range []struct {
 		table []domaincalls.Tunable
 		name  string
@@ -161,7 +161,7 @@ func TestTunablesAreReadAsTheyWereWritten(t *testing.T) {
 	}
 }
 
-func TestProcessorTimeOnEachProcessor(t *testing.T) {
+func TestCPUStats_PerCPU(t *testing.T) {
 	used := kernel.GroupStats{PerCPU: []time.Duration{5, 6, 7}}
 	for _, c := range []struct {
 		start       int32
@@ -190,7 +190,7 @@ func TestProcessorTimeOnEachProcessor(t *testing.T) {
 	}
 }
 
-// aTile is a guest with something to tune, and nothing to boot.
+// aTile is a guest with devices to tune, and nothing to boot.
 const aTile = `<domain type='qemu'><name>tile</name><memory>65536</memory><vcpu current='1'>2</vcpu><iothreads>1</iothreads>
 <os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
 <devices><serial type='pty'/><memballoon model='virtio'><stats period='1'/></memballoon>
@@ -198,7 +198,7 @@ const aTile = `<domain type='qemu'><name>tile</name><memory>65536</memory><vcpu 
 <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='DIR/top.qcow2'/><target dev='vda' bus='virtio'/></disk>
 <disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk></devices></domain>`
 
-func TestVirshTunesADomain(t *testing.T) {
+func TestVirsh_TuneDomain(t *testing.T) {
 	s := &shell{withGuests(t), map[string]string{"DIR": t.TempDir()}}
 	dir := s.words["DIR"]
 	for _, image := range []string{"create -q -f raw DIR/base.raw 8M", "create -q -f qcow2 -b DIR/base.raw -F raw DIR/top.qcow2", "create -q -f raw DIR/more.raw 4M", "create -q -f raw DIR/last.raw 4M", "create -q -f raw DIR/slow.raw 4M"} {
@@ -273,9 +273,9 @@ func macs(table string) (found []string) {
 	return found
 }
 
-// TestVirshLimitsInTheKernel holds limits of a running guest to what the kernel
-// says of its groups, on hosts that have them.
-func TestVirshLimitsInTheKernel(t *testing.T) {
+// TestVirsh_CgroupLimits compares the limits of a running guest with those of its cgroups, on
+// hosts that have them.
+func TestVirsh_CgroupLimits(t *testing.T) {
 	h := withGuests(t)
 	s := &shell{h, map[string]string{"DIR": t.TempDir()}}
 	doc := document(t, aGuest("tile"))
@@ -323,9 +323,9 @@ func TestVirshLimitsInTheKernel(t *testing.T) {
 	s.fails("memtune tile --swap-hard-limit 100", "lower than or equal")
 }
 
-// A domain is given no more memory than its definition is read back with.
-func TestMemoryIsNoMoreThanADefinitionHolds(t *testing.T) {
-	h := &rpc.Handlers{Rooms: rpc.Rooms{Guests: &guest.Registry{}}}
+// A domain cannot get more memory than its XML can hold.
+func TestSetMemory_OverMaximum(t *testing.T) {
+	h := &rpc.Handlers{Backends: rpc.Backends{Guests: &guest.Registry{}}}
 	for kib, kind := range map[uint64]fault.Kind{0: fault.Invalid, domaincalls.MemoryUnlimited: fault.NotFound, domaincalls.MemoryUnlimited + 1: fault.Invalid, 1<<54 - 1: fault.Invalid} {
 		for what, call := range map[string]func() error{
 			"memory": func() error {

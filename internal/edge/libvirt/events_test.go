@@ -28,15 +28,15 @@ func mustUUID(t *testing.T, text string) xdr.UUID {
 }
 
 // watch registers a callback for an event of domains.
-func (w *wire) watch(id int32, d *xdr.Domain) int32 {
+func (w *rawClient) watch(id int32, d *xdr.Domain) int32 {
 	w.t.Helper()
 	ret := new(xdr.WithCallbackID)
 	w.must(xdr.ProcConnectDomainEventCallbackRegisterAny, &xdr.ConnectDomainEventCallbackRegisterAnyArgs{EventID: id, Domain: d}, ret)
 	return ret.CallbackID
 }
 
-// event takes one message and decodes it.
-func (w *wire) event(proc int32, msg xdr.Message) {
+// event receives one message and decodes it.
+func (w *rawClient) event(proc int32, msg xdr.Message) {
 	w.t.Helper()
 	p := w.next()
 	if p.Type != xdr.TypeMessage || p.Serial != 0 || p.Proc != proc {
@@ -51,7 +51,7 @@ func (w *wire) event(proc int32, msg xdr.Message) {
 	}
 }
 
-func TestEventsReachWhoAskedForThem(t *testing.T) {
+func TestEvents_OnlySubscribers(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
 	all := w.watch(rpc.EventLifecycle, nil)
@@ -81,10 +81,10 @@ func TestEventsReachWhoAskedForThem(t *testing.T) {
 	}
 }
 
-func TestEveryEventCanBeRegistered(t *testing.T) {
+func TestEvents_RegisterEachID(t *testing.T) {
 	h := serve(t)
 	w := h.open("-ro")
-	for id := range rpc.EventIDs[rpc.OfDomain] {
+	for id := range rpc.EventIDs[rpc.DomainEvents] {
 		w.watch(id, nil)
 	}
 	w.refused(xdr.ProcConnectDomainEventCallbackRegisterAny, &xdr.ConnectDomainEventCallbackRegisterAnyArgs{EventID: 28}, rpc.CodeInvalidArg)
@@ -100,10 +100,10 @@ func TestEveryEventCanBeRegistered(t *testing.T) {
 	w.must(xdr.ProcConnectUnregisterCloseCallback, nil, nil)
 }
 
-// TestEveryPayloadHasItsMessage: each payload goes to the topics and messages
-// that libvirt's clients expect, and fits the protocol.
-func TestEveryPayloadHasItsMessage(t *testing.T) {
-	const domain, network, pool, node = rpc.OfDomain, rpc.OfNetwork, rpc.OfPool, rpc.OfNodeDevice
+// TestNotices_EveryPayload: each payload has the topics and messages that libvirt's
+// clients expect, and can be encoded.
+func TestNotices_EveryPayload(t *testing.T) {
+	const domain, network, pool, node = rpc.DomainEvents, rpc.NetworkEvents, rpc.PoolEvents, rpc.NodeDeviceEvents
 	type want struct {
 		topic rpc.Topic
 		proc  int32
@@ -139,8 +139,8 @@ func TestEveryPayloadHasItsMessage(t *testing.T) {
 		{event.PoolChange{Change: event.Created}, []want{{rpc.Topic{Family: pool, ID: 0}, 370}}},
 		{event.PoolRefresh{}, []want{{rpc.Topic{Family: pool, ID: 1}, 373}}},
 		{event.NodeDeviceChange{Change: event.Deleted}, []want{{rpc.Topic{Family: node, ID: 0}, 376}}},
-		{event.SecretChange{Change: event.Undefined, Usage: "volume", For: "/a"}, []want{{rpc.Topic{Family: rpc.OfSecret, ID: 0}, 382}}},
-		{event.SecretValue{Usage: "tls", For: "a"}, []want{{rpc.Topic{Family: rpc.OfSecret, ID: 1}, 383}}},
+		{event.SecretChange{Change: event.Undefined, Usage: "volume", For: "/a"}, []want{{rpc.Topic{Family: rpc.SecretEvents, ID: 0}, 382}}},
+		{event.SecretValue{Usage: "tls", For: "a"}, []want{{rpc.Topic{Family: rpc.SecretEvents, ID: 1}, 383}}},
 	} {
 		got := rpc.Notices(event.Event{Source: web, Payload: c.payload})
 		if len(got) != len(c.want) {
@@ -156,7 +156,7 @@ func TestEveryPayloadHasItsMessage(t *testing.T) {
 	}
 }
 
-// checkMessage encodes a notice, and decodes it as the procedure table says.
+// checkMessage encodes a notice, and decodes it by the procedure table.
 func checkMessage(t *testing.T, n rpc.Notice) {
 	t.Helper()
 	b, err := n.Message(5).Append(nil)
@@ -172,8 +172,8 @@ func checkMessage(t *testing.T, n rpc.Notice) {
 	}
 }
 
-// TestEveryChangeHasItsNumber holds the names of package event against libvirt's numbers.
-func TestEveryChangeHasItsNumber(t *testing.T) {
+// TestEvents_ChangeNumbers: each change has a number, and each detail of it a number of its own.
+func TestEvents_ChangeNumbers(t *testing.T) {
 	for change, details := range rpc.DomainDetails {
 		if _, ok := rpc.DomainChanges[change]; !ok {
 			t.Errorf("change %q has no number", change)
@@ -192,7 +192,7 @@ func TestEveryChangeHasItsNumber(t *testing.T) {
 }
 
 // A client that reads events too slowly loses the oldest ones and gets the later ones. The writer never waits.
-func TestSlowReaderOfEvents(t *testing.T) {
+func TestEvents_SlowReader(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
 	w.watch(rpc.EventRTC, nil)

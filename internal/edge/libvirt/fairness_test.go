@@ -17,15 +17,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// heavy makes a call cost a processor for a while, and counts.
+// heavy makes a call that needs a CPU for a while, and counts the calls.
 type heavy struct{ inside, most, done atomic.Int32 }
 
 func (h *heavy) install(s *rpc.Server) {
 	delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcConnectGetCapabilities})
 	rpc.On(rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(ctx context.Context, _ *rpc.Handlers, _ *rpc.Request, _ *rpc.Void) (*xdr.ConnectGetCapabilitiesRet, error) {
-		doc, err := rpc.InTurn(ctx, func() (string, error) {
+		doc, err := rpc.RunFair(ctx, func() (string, error) {
 			if n := h.inside.Add(1); n > h.most.Load() {
-				h.most.Store(n) // a lower bound of the truth
+				h.most.Store(n) // a lower bound: another call may store less in between
 			}
 			for end := time.Now().Add(2 * time.Millisecond); time.Now().Before(end); {
 			}
@@ -37,19 +37,19 @@ func (h *heavy) install(s *rpc.Server) {
 	})
 }
 
-// TestHeavyClientDelaysNoOther counts the calls of one client that are done while
-// another waits for one: those before it, and never all of them.
+// TestFairness_HeavyClient counts how many queued calls of one client are done while
+// another client waits for one call: few, and never all.
 // Promise: W4
-func TestHeavyClientDelaysNoOther(t *testing.T) {
+func TestFairness_HeavyClient(t *testing.T) {
 	var work heavy
-	h := serve(t, func(s *rpc.Server) { work.install(s); s.Limits.Running = 256 })
+	h := serve(t, func(s *rpc.Server) { work.install(s); s.Limits.RunningCalls = 256 })
 	much, little := h.open(""), h.open("")
 	const calls = 256
 	for range calls {
 		much.send(xdr.ProcConnectGetCapabilities, nil)
 	}
 	left := calls
-	// Its answer shows that those before it were read: urgent calls do not wait behind them.
+	// Its reply shows that the calls before it were read: priority calls do not wait for them.
 	for marker := much.send(xdr.ProcConnectGetType, nil); much.next().Serial != marker.Serial; left-- {
 	}
 	for name, ask := range map[string]func(){
@@ -72,8 +72,8 @@ func TestHeavyClientDelaysNoOther(t *testing.T) {
 	}
 }
 
-// now returns the bytes that all clients hold together.
-func now(m *rpc.Memory) int {
+// heldBytes returns the bytes that all clients are charged for.
+func heldBytes(m *rpc.Memory) int {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	return m.Total
@@ -82,10 +82,10 @@ func now(m *rpc.Memory) int {
 func holders(m *rpc.Memory) int {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	return len(m.Held) + len(m.Of)
+	return len(m.ByClient) + len(m.ByOwner)
 }
 
-// eventually waits for a change that the server makes on its own.
+// eventually waits for a change that the server makes in another goroutine.
 func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !so(); runtime.Gosched() {
@@ -95,22 +95,22 @@ func eventually(t *testing.T, what string, so func() bool) {
 	}
 }
 
-// TestManyWhoDoNotRead: their answers are bounded all together, and at the bound
-// those who hold most go.
+// TestMemory_ClientsThatDoNotRead: the replies of all clients together are bounded. At the
+// bound, the connections with the most bytes are closed.
 // Promise: W4
-func TestManyWhoDoNotRead(t *testing.T) {
+func TestMemory_ClientsThatDoNotRead(t *testing.T) {
 	const size, limit, crowd, running = 64 << 10, 2 << 20, 20, 2
 	var most atomic.Int64
 	h := serve(t, func(s *rpc.Server) {
-		s.Memory.Limit, s.Limits.Running = limit, running
+		s.Memory.Limit, s.Limits.RunningCalls = limit, running
 		delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcConnectGetCapabilities})
 		rpc.On(rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}, xdr.ProcConnectGetCapabilities, func(context.Context, *rpc.Handlers, *rpc.Request, *rpc.Void) (*xdr.ConnectGetCapabilitiesRet, error) {
-			most.Store(max(most.Load(), int64(now(&s.Memory))))
+			most.Store(max(most.Load(), int64(heldBytes(&s.Memory))))
 			return &xdr.ConnectGetCapabilitiesRet{Capabilities: strings.Repeat("x", size)}, nil
 		})
 	})
 	bystander := h.open("")
-	var deaf []*wire
+	var deaf []*rawClient
 	for range crowd {
 		w := h.open("")
 		deaf = append(deaf, w)
@@ -126,19 +126,19 @@ func TestManyWhoDoNotRead(t *testing.T) {
 		bystander.works()
 	}
 	if slack := int64(limit + crowd*running*2*size); most.Load() > slack {
-		t.Errorf("%d bytes are held, more than %d", most.Load(), slack)
+		t.Errorf("clients are charged for %d bytes, more than %d", most.Load(), slack)
 	}
 	for _, w := range deaf {
 		_ = w.conn.Close()
 	}
 	bystander.works()
-	eventually(t, "all is given back", func() bool { return now(&h.server.Memory) == 0 && holders(&h.server.Memory) == 0 })
+	eventually(t, "all memory is released", func() bool { return heldBytes(&h.server.Memory) == 0 && holders(&h.server.Memory) == 0 })
 }
 
-// TestWhatStreamsHoldIsCounted: what streams have not taken yet is bounded with all else
-// that clients hold, and given back when they take it, fail or go.
+// TestMemory_CountsStreams: the data that streams have not read yet counts for the memory
+// bound. It is released when the stream reads it, fails, or its client disconnects.
 // Promise: X4
-func TestWhatStreamsHoldIsCounted(t *testing.T) {
+func TestMemory_CountsStreams(t *testing.T) {
 	const size, limit = 1 << 20, 16 << 20
 	goOn := make(chan struct{})
 	h := serve(t, func(s *rpc.Server) { s.Memory.Limit = limit }, upload(func(ctx context.Context, st *rpc.Stream) error {
@@ -167,38 +167,38 @@ func TestWhatStreamsHoldIsCounted(t *testing.T) {
 	}
 	greedy.closed()
 	bystander.works()
-	eventually(t, "all is given back", func() bool { return now(&h.server.Memory) == 0 })
+	eventually(t, "all memory is released", func() bool { return heldBytes(&h.server.Memory) == 0 })
 	st := bystander.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
 	for range rpc.StreamQueue {
 		bystander.data(st, xdr.StatusContinue, make([]byte, size))
 	}
-	eventually(t, "what waits is counted", func() bool { return now(&h.server.Memory) >= rpc.StreamQueue*size })
+	eventually(t, "what waits is counted", func() bool { return heldBytes(&h.server.Memory) >= rpc.StreamQueue*size })
 	close(goOn)
-	eventually(t, "all memory is released", func() bool { return now(&h.server.Memory) == 0 })
+	eventually(t, "all memory is released", func() bool { return heldBytes(&h.server.Memory) == 0 })
 	bystander.data(st, xdr.StatusOK, nil)
 	bystander.expect(st, xdr.StatusOK)
 }
 
 // A client that starts a packet and stops in the middle is disconnected.
-func TestLongPacketHasToGoOn(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Patience = 100 * time.Millisecond })
+func TestFraming_StalledPacket(t *testing.T) {
+	h := serve(t, func(s *rpc.Server) { s.Limits.PacketTimeout = 100 * time.Millisecond })
 	bystander, slow := h.open(""), h.open("")
 	slow.write(raw(xdr.MaxPacket, call(xdr.ProcConnectGetType), make([]byte, 100<<10)))
 	slow.closed()
 	bystander.works() // an idle connection has no deadline
-	eventually(t, "the memory of the partial packet is released", func() bool { return now(&h.server.Memory) == 0 })
+	eventually(t, "the memory of the partial packet is released", func() bool { return heldBytes(&h.server.Memory) == 0 })
 }
 
-func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Each = 3 })
+func TestConnect_BoundPerOwner(t *testing.T) {
+	h := serve(t, func(s *rpc.Server) { s.Limits.ClientsPerOwner = 3 })
 	first, second, third := h.open(""), h.open(""), h.open("-ro")
 	more := h.dial("")
 	more.closed()
-	for _, w := range []*wire{first, second, third} {
+	for _, w := range []*rawClient{first, second, third} {
 		w.works()
 	}
 	_ = first.conn.Close()
-	eventually(t, "one more is let in", func() bool {
+	eventually(t, "another client is accepted", func() bool {
 		w := h.dial("")
 		defer w.conn.Close()
 		w.serial++
@@ -214,10 +214,10 @@ func TestOneOwnerGetsABoundedNumberOfConnections(t *testing.T) {
 	})
 }
 
-// TestStrangersAreBounded has more who do not authenticate than one user may have.
+// TestConnect_AnonymousBound opens more connections without authentication than one user may have.
 // Promise: A9
-func TestStrangersAreBounded(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Strangers = 2 })
+func TestConnect_AnonymousBound(t *testing.T) {
+	h := serve(t, func(s *rpc.Server) { s.Limits.AnonymousPerOwner = 2 })
 	var in []*rpc.Client
 	for range 3 {
 		near, far := net.Pipe()
@@ -227,9 +227,9 @@ func TestStrangersAreBounded(t *testing.T) {
 		}
 	}
 	if len(in) != 2 {
-		t.Fatalf("%d strangers of one user are let in", len(in))
+		t.Fatalf("%d anonymous connections of one user are accepted", len(in))
 	}
-	h.server.Known(in[0])
+	h.server.MarkAuthenticated(in[0])
 	near, far := net.Pipe()
 	defer func() { _, _ = near.Close(), far.Close() }()
 	one := rpc.NewClient(h.server, near, false)
@@ -239,39 +239,39 @@ func TestStrangersAreBounded(t *testing.T) {
 	for _, c := range append(in, one) {
 		h.server.Remove(c)
 	}
-	if len(h.server.Strangers) != 0 || len(h.server.Owners) != 0 || len(h.server.Parties) != 0 {
-		t.Errorf("strangers %v, owners %v and parties %v stay", h.server.Strangers, h.server.Owners, h.server.Parties)
+	if len(h.server.Anonymous) != 0 || len(h.server.Connections) != 0 || len(h.server.Tenants) != 0 {
+		t.Errorf("anonymous connections %v, connections %v and tenants %v stay", h.server.Anonymous, h.server.Connections, h.server.Tenants)
 	}
 }
 
-// TestOtherHostsAnswerForThemselves: what one host has of connections, memory and turns is not another's.
+// TestLimits_PerHost: clients from different hosts share no limit on connections or memory.
 // Promise: W4
-func TestOtherHostsAnswerForThemselves(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Strangers = 1 })
-	come := func(address string) (*rpc.Client, bool) {
+func TestLimits_PerHost(t *testing.T) {
+	h := serve(t, func(s *rpc.Server) { s.Limits.AnonymousPerOwner = 1 })
+	connect := func(address string) (*rpc.Client, bool) {
 		near, far := net.Pipe()
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 		c := rpc.NewClient(h.server, near, false)
-		c.Session.Identity = authz.Principal{Address: address} // as fromAfar has it
+		c.Session.Identity = authz.Principal{Address: address} // as useTLS sets it
 		return c, h.server.Add(c)
 	}
-	one, in := come("192.0.2.1:1000")
-	other, alsoIn := come("192.0.2.2:1000")
-	if _, again := come("192.0.2.1:1001"); !in || !alsoIn || again {
-		t.Fatalf("let in are the first connection: %v, that of another host: %v, the second one: %v", in, alsoIn, again)
+	one, in := connect("192.0.2.1:1000")
+	other, alsoIn := connect("192.0.2.2:1000")
+	if _, again := connect("192.0.2.1:1001"); !in || !alsoIn || again {
+		t.Fatalf("accepted: the first connection %v, that of another host %v, a second one of the first host %v", in, alsoIn, again)
 	}
-	h.server.Memory.Take(one, 10)
-	if n := h.server.Memory.Of[other.Owner]; n != 0 {
-		t.Errorf("%d bytes of one host are another's", n)
+	h.server.Memory.Charge(one, 10)
+	if n := h.server.Memory.ByOwner[other.Owner]; n != 0 {
+		t.Errorf("%d bytes of one host count for another", n)
 	}
-	h.server.Memory.Give(one, 10)
+	h.server.Memory.Release(one, 10)
 	h.server.Remove(one)
 	h.server.Remove(other)
 }
 
 // Thousands of clients connect and leave at any point of a call. No client that stays is refused.
 // Promise: W4
-func TestConnectStorm(t *testing.T) {
+func TestConnect_Storm(t *testing.T) {
 	h := serve(t)
 	bystander := h.open("")
 	var crowd sync.WaitGroup
@@ -280,7 +280,7 @@ func TestConnectStorm(t *testing.T) {
 			for j := range 250 {
 				w := h.dial([]string{"", "-ro"}[j%2])
 				switch (i + j) % 4 {
-				case 0: // gone before a word
+				case 0: // disconnects at once
 				case 1:
 					w.write(raw(28, call(xdr.ProcAuthList), nil)[:j%28])
 				case 2:
@@ -299,57 +299,57 @@ func TestConnectStorm(t *testing.T) {
 	}
 	crowd.Wait()
 	bystander.works()
-	eventually(t, "all are gone", func() bool {
+	eventually(t, "all clients are disconnected", func() bool {
 		h.server.Mu.Lock()
 		defer h.server.Mu.Unlock()
-		return len(h.server.Connected) == 1 && len(h.server.Owners) == 1
+		return len(h.server.Connected) == 1 && len(h.server.Connections) == 1
 	})
 }
 
 // When memory runs out, the server closes a connection of the user with the most memory in total. A larger single
 // connection of another user stays open.
-func TestOfManyTheOwnerOfMostIsGivenUp(t *testing.T) {
+func TestMemory_LargestOwnerClosed(t *testing.T) {
 	connected := func(uid uint32) *rpc.Client {
 		c := &rpc.Client{Owner: authz.Owner{UID: uid}}
-		c.Life, c.End = context.WithCancelCause(t.Context())
+		c.Ctx, c.End = context.WithCancelCause(t.Context())
 		return c
 	}
 	m := rpc.NewMemory(1000)
-	sound := connected(1)
-	m.Take(sound, 300)
+	single := connected(1)
+	m.Charge(single, 300)
 	var many []*rpc.Client
 	for range 10 {
 		many = append(many, connected(2))
-		m.Take(many[len(many)-1], 71)
+		m.Charge(many[len(many)-1], 71)
 	}
-	if sound.Life.Err() != nil {
+	if single.Ctx.Err() != nil {
 		t.Error("the largest single connection is closed")
 	}
-	if !slices.ContainsFunc(many, func(c *rpc.Client) bool { return c.Life.Err() != nil }) {
+	if !slices.ContainsFunc(many, func(c *rpc.Client) bool { return c.Ctx.Err() != nil }) {
 		t.Error("no connection is closed")
 	}
-	m.Give(sound, 300)
+	m.Release(single, 300)
 	for _, c := range many {
-		m.Give(c, 71)
+		m.Release(c, 71)
 	}
-	if len(m.Held)+len(m.Of)+m.Total != 0 {
-		t.Errorf("%d bytes are left: %v %v", m.Total, m.Held, m.Of)
+	if len(m.ByClient)+len(m.ByOwner)+m.Total != 0 {
+		t.Errorf("%d bytes are left: %v %v", m.Total, m.ByClient, m.ByOwner)
 	}
 }
 
-// Callbacks use memory of the daemon, so each connection may register a limited number.
-func TestCallbacksAreCounted(t *testing.T) {
+// Callbacks use memory of the daemon, so they count for the memory bound.
+func TestMemory_CountsCallbacks(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
-	eventually(t, "nothing is held", func() bool { return now(&h.server.Memory) == 0 })
+	eventually(t, "nothing is held", func() bool { return heldBytes(&h.server.Memory) == 0 })
 	const some = 10
 	var last int32
 	for range some {
 		last = w.watch(0, nil)
 	}
-	eventually(t, "callbacks are held", func() bool { return now(&h.server.Memory) == some*rpc.SubscriptionSize })
+	eventually(t, "callbacks are held", func() bool { return heldBytes(&h.server.Memory) == some*rpc.SubscriptionSize })
 	w.must(xdr.ProcConnectDomainEventCallbackDeregisterAny, &xdr.WithCallbackID{CallbackID: last}, nil)
-	eventually(t, "one less is held", func() bool { return now(&h.server.Memory) == (some-1)*rpc.SubscriptionSize })
+	eventually(t, "one less is held", func() bool { return heldBytes(&h.server.Memory) == (some-1)*rpc.SubscriptionSize })
 	_ = w.conn.Close()
-	eventually(t, "all is given back", func() bool { return now(&h.server.Memory) == 0 })
+	eventually(t, "all memory is released", func() bool { return heldBytes(&h.server.Memory) == 0 })
 }

@@ -15,8 +15,8 @@ import (
 )
 
 // FuzzConnection sends any bytes to a session, authenticated or not, that serves connection calls and an echoing
-// stream. The connection may end, but without help and without leftovers. All output consists of well-formed
-// packets. No unauthenticated client opens anything.
+// stream. The connection may end, but only by the server's own decision, and nothing stays behind. All output
+// consists of well-formed packets. An unauthenticated client opens no connection to a driver.
 func FuzzConnection(f *testing.F) {
 	add := func(headers ...xdr.Header) {
 		var b []byte
@@ -38,18 +38,18 @@ func FuzzConnection(f *testing.F) {
 	f.Add(append(open, raw(28, end, nil)...), false)
 	f.Add(raw(0xffffffff, call(1), nil), false)
 
-	f.Fuzz(func(t *testing.T, input []byte, stranger bool) {
+	f.Fuzz(func(t *testing.T, input []byte, anonymous bool) {
 		synctest.Test(t, func(t *testing.T) {
-			said, s := converse(input, stranger)
-			if s.Opened && !s.Admitted {
-				t.Fatal("a stranger has opened a connection")
+			output, s := converse(input, anonymous)
+			if s.Opened && !s.Authenticated {
+				t.Fatal("an anonymous client has opened a connection")
 			}
-			for said.Len() > 0 {
-				n, err := rpc.ReadLength(said)
-				if err != nil || n > said.Len() {
-					t.Fatalf("a client gets %[2]d of a packet's %[1]d bytes: %[3]v", n, said.Len(), err)
+			for output.Len() > 0 {
+				n, err := rpc.ReadLength(output)
+				if err != nil || n > output.Len() {
+					t.Fatalf("a client gets %[2]d of a packet's %[1]d bytes: %[3]v", n, output.Len(), err)
 				}
-				h, err := xdr.ParseHeader(said.Next(n))
+				h, err := xdr.ParseHeader(output.Next(n))
 				if err != nil || h.Type == xdr.TypeCall || h.Type == xdr.TypeCallWithFDs {
 					t.Fatalf("a client is sent %+v, %v", h, err)
 				}
@@ -58,19 +58,19 @@ func FuzzConnection(f *testing.F) {
 	})
 }
 
-// TestTheFuzzedConnectionAnswers: what FuzzConnection tries is not turned away at the door.
-func TestTheFuzzedConnectionAnswers(t *testing.T) {
+// TestConverse_ServerAnswers: the server answers the client of FuzzConnection, and does not refuse it at once.
+func TestConverse_ServerAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		if said, _ := converse(raw(28, call(xdr.ProcConnectGetType), nil), false); !bytes.Contains(said.Bytes(), []byte("QEMU")) {
-			t.Errorf("a client that was let in is told %q", said.Bytes())
+		if output, _ := converse(raw(28, call(xdr.ProcConnectGetType), nil), false); !bytes.Contains(output.Bytes(), []byte("QEMU")) {
+			t.Errorf("an accepted client gets %q", output.Bytes())
 		}
 	})
 }
 
-// converse has a client say something and go when nothing more comes of it. It gives
-// what the client was sent, and its session.
-func converse(input []byte, stranger bool) (*bytes.Buffer, *rpc.Session) {
-	s := New(rpc.Config{Rooms: rpc.Rooms{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
+// converse sends input as a client, and disconnects when the server is idle. It returns what the server
+// sent, and the session.
+func converse(input []byte, anonymous bool) (*bytes.Buffer, *rpc.Session) {
+	s := New(rpc.Config{Backends: rpc.Backends{Events: event.NewLog()}, Log: slog.New(slog.DiscardHandler)})
 	s.Table = rpc.Table{}
 	g := rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}
 	rpc.AuthCalls(g)
@@ -83,18 +83,18 @@ func converse(input []byte, stranger bool) (*bytes.Buffer, *rpc.Session) {
 
 	near, far := net.Pipe()
 	c := rpc.NewClient(s, far, false)
-	if !stranger {
-		c.Session.Admitted, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
+	if !anonymous {
+		c.Session.Authenticated, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
 	}
 	served := make(chan struct{})
 	go func() {
 		c.Serve()
 		close(served)
 	}()
-	said := new(bytes.Buffer)
+	output := new(bytes.Buffer)
 	drained := make(chan struct{})
 	go func() {
-		_, _ = io.Copy(said, near)
+		_, _ = io.Copy(output, near)
 		close(drained)
 	}()
 	_, _ = near.Write(input)
@@ -102,5 +102,5 @@ func converse(input []byte, stranger bool) (*bytes.Buffer, *rpc.Session) {
 	_ = near.Close()
 	<-served
 	<-drained
-	return said, c.Session
+	return output, c.Session
 }

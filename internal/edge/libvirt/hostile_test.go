@@ -16,7 +16,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// raw makes a packet with any length word in front.
+// raw makes a packet with any length word.
 func raw(length uint32, h xdr.Header, payload []byte) []byte {
 	b := binary.BigEndian.AppendUint32(nil, length)
 	return append(h.Append(b), payload...)
@@ -26,9 +26,9 @@ func call(proc int32) xdr.Header {
 	return xdr.Header{Program: xdr.ProgramRemote, Version: xdr.Version, Proc: proc, Serial: 77}
 }
 
-// TestBrokenPackets: each ends its connection, and no other.
+// TestFraming_BrokenPackets: each broken packet ends its own connection, and no other.
 // Promise: X1, X4
-func TestBrokenPackets(t *testing.T) {
+func TestFraming_BrokenPackets(t *testing.T) {
 	h := serve(t)
 	bystander := h.open("")
 	reply := call(xdr.ProcConnectGetType)
@@ -53,20 +53,21 @@ func TestBrokenPackets(t *testing.T) {
 			bystander.works()
 		})
 	}
-	for name, limit := range map[string]uint32{"": rpc.FrameLimitStranger, "-ro": rpc.FrameLimitStranger} {
+	for name, limit := range map[string]uint32{"": rpc.FrameLimitAnonymous, "-ro": rpc.FrameLimitAnonymous} {
 		w := h.dial(name)
 		w.write(raw(limit+8, call(xdr.ProcAuthList), nil))
 		w.closed()
 	}
 	w := h.open("-ro")
-	w.write(raw(rpc.FrameLimitReader+8, call(xdr.ProcConnectGetType), nil))
+	w.write(raw(rpc.FrameLimitReadOnly+8, call(xdr.ProcConnectGetType), nil))
 	w.closed()
 	bystander.works()
 }
 
-// TestDescriptorsThatWereNotAnnouncedAreClosed: a client leaves none behind in the daemon, which has them for all.
+// TestDescriptors_NotAnnounced: descriptors that a packet does not announce are closed, so that a client cannot use up
+// those of the daemon.
 // Promise: X1
-func TestDescriptorsThatWereNotAnnouncedAreClosed(t *testing.T) {
+func TestDescriptors_NotAnnounced(t *testing.T) {
 	h := serve(t)
 	for _, count := range []int{2, xdr.MaxFDs + 1} {
 		w := h.open("")
@@ -89,23 +90,23 @@ func TestDescriptorsThatWereNotAnnouncedAreClosed(t *testing.T) {
 	h.open("").works()
 }
 
-// TestABoundOfBytesInFlight: one call always gets on, more only as there is room.
+// TestIntake_BoundsBytes: a single call is always accepted, further ones only within the bounds.
 // Promise: X4
-func TestABoundOfBytesInFlight(t *testing.T) {
+func TestIntake_BoundsBytes(t *testing.T) {
 	in := rpc.NewIntake(3, 100)
 	for _, c := range []struct {
 		size int
 		want bool
 	}{{200, true}, {0, false}, {-200, true}, {60, true}, {60, false}, {40, true}, {1, false}, {-40, true}, {40, true}} {
 		if c.size < 0 {
-			in.Give(-c.size)
-		} else if got := in.Take(c.size); got != c.want {
+			in.Release(-c.size)
+		} else if got := in.Acquire(c.size); got != c.want {
 			t.Fatalf("%d bytes beside %d of %d calls: %v", c.size, in.Bytes, in.Calls, got)
 		}
 	}
 	in = rpc.NewIntake(1, 100)
-	if !in.Take(1) || in.Take(1) {
-		t.Error("a second call has a place")
+	if !in.Acquire(1) || in.Acquire(1) {
+		t.Error("a second call is accepted over the bound of one")
 	}
 }
 
@@ -116,7 +117,7 @@ func withType(h xdr.Header, t xdr.Type) xdr.Header {
 
 // A client that stops in the middle of a packet does not delay other clients.
 // Promise: X1
-func TestHalfPackets(t *testing.T) {
+func TestFraming_HalfPackets(t *testing.T) {
 	h := serve(t)
 	whole := raw(28, call(xdr.ProcConnectGetType), nil)
 	for n := range whole {
@@ -133,7 +134,7 @@ func TestHalfPackets(t *testing.T) {
 }
 
 // A well-formed but invalid call is answered with an error, and the connection stays open.
-func TestRefusals(t *testing.T) {
+func TestCalls_Refused(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
 	for _, c := range []struct {
@@ -168,7 +169,7 @@ func TestRefusals(t *testing.T) {
 			w.works()
 		})
 	}
-	// Replies, messages and stream packets without a receiver are not calls: they are dropped.
+	// Stream packets without a stream are dropped.
 	late := call(xdr.ProcStorageVolUpload)
 	late.Type, late.Status = xdr.TypeStream, xdr.StatusContinue
 	w.write(raw(32, late, []byte("late")))
@@ -177,7 +178,7 @@ func TestRefusals(t *testing.T) {
 	w.refused(xdr.ProcConnectOpen, &xdr.ConnectOpenArgs{Flags: 1 << 20}, rpc.CodeInvalidArg)
 }
 
-func TestBeforeAuthentication(t *testing.T) {
+func TestAuth_CallsBefore(t *testing.T) {
 	h := serve(t)
 	w := h.dial("")
 	for _, proc := range []int32{xdr.ProcConnectGetType, xdr.ProcConnectClose, xdr.ProcDomainDestroy} {
@@ -193,7 +194,7 @@ func TestBeforeAuthentication(t *testing.T) {
 }
 
 // Promise: X1
-func TestAuthenticationHasADeadline(t *testing.T) {
+func TestAuth_Timeout(t *testing.T) {
 	h := serve(t, func(s *rpc.Server) { s.Limits.Handshake = 50 * time.Millisecond })
 	silent, busy, done := h.dial(""), h.dial(""), h.open("")
 	busy.write(raw(28, call(xdr.ProcConnectGetType), nil))
@@ -202,7 +203,7 @@ func TestAuthenticationHasADeadline(t *testing.T) {
 	done.works()
 }
 
-func TestReadOnly(t *testing.T) {
+func TestReadOnly_RefusesChanges(t *testing.T) {
 	h := serve(t)
 	asked := h.dial("")
 	asked.must(xdr.ProcAuthList, nil, nil)
@@ -212,7 +213,7 @@ func TestReadOnly(t *testing.T) {
 		xdr.ProcDomainGetVCPUsFlags:      &xdr.DomainGetVCPUsFlagsArgs{Flags: 8},
 		xdr.ProcDomainInterfaceAddresses: &xdr.DomainInterfaceAddressesArgs{Source: 1},
 	}
-	for _, w := range []*wire{h.open("-ro"), asked} {
+	for _, w := range []*rawClient{h.open("-ro"), asked} {
 		refused := 0
 		for p := range xdr.Procedures(xdr.ProgramRemote) {
 			if p.RefusedReadOnly {
@@ -230,17 +231,17 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// TestNeverReading: a client that takes no replies is closed, having held a
-// bounded number of calls; others go on.
+// TestClient_NeverReads: a client that reads no replies is disconnected, after a bounded
+// number of calls. Other clients are served.
 // Promise: W4
-func TestNeverReading(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Patience = 300 * time.Millisecond })
+func TestClient_NeverReads(t *testing.T) {
+	h := serve(t, func(s *rpc.Server) { s.Limits.PacketTimeout = 300 * time.Millisecond })
 	bystander, deaf := h.open(""), h.open("")
 	request := raw(28, call(xdr.ProcConnectGetHostname), nil)
 	var err error
 	for sent := 0; err == nil; sent++ { // until the server reads no more, then closes
 		if sent > 1<<20 {
-			t.Fatal("the server reads for ever from a client that does not")
+			t.Fatal("the server does not stop to read from a client that does not read")
 		}
 		_, err = deaf.conn.Write(request)
 	}
@@ -248,11 +249,11 @@ func TestNeverReading(t *testing.T) {
 	bystander.works()
 }
 
-// TestKeepaliveFlood: pings are answered while calls are stuck and no more are read.
-func TestKeepaliveFlood(t *testing.T) {
+// TestKeepalive_PingFlood: pings are answered while calls are stuck and no more are read.
+func TestKeepalive_PingFlood(t *testing.T) {
 	stuck := make(chan struct{})
 	h := serve(t, func(s *rpc.Server) {
-		s.Limits.Calls, s.Limits.Running = 4, 2
+		s.Limits.Calls, s.Limits.RunningCalls = 4, 2
 		hold(s, xdr.ProcConnectGetCapabilities, stuck)
 	})
 	defer close(stuck)
@@ -269,9 +270,9 @@ func TestKeepaliveFlood(t *testing.T) {
 	}
 	pong()
 	marker := w.send(xdr.ProcConnectGetType, nil)
-	for w.next().Serial != marker.Serial { // what else was owed
+	for w.next().Serial != marker.Serial { // further pongs
 	}
-	for range 4 { // two run, two wait, and the client may have no more
+	for range 4 { // two run, two wait, and more are not read
 		w.send(xdr.ProcConnectGetCapabilities, nil)
 	}
 	w.write(ping)
@@ -282,7 +283,7 @@ func TestKeepaliveFlood(t *testing.T) {
 	h.open("").works()
 }
 
-// hold makes an ordinary call wait for a channel, or for the daemon's end.
+// hold makes an ordinary call wait until a channel is closed, or the daemon stops.
 func hold(s *rpc.Server, number int32, until <-chan struct{}) {
 	delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: number})
 	rpc.On(rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}, number, func(ctx context.Context, _ *rpc.Handlers, _ *rpc.Request, _ *rpc.Void) (*xdr.ConnectGetCapabilitiesRet, error) {
@@ -295,11 +296,11 @@ func hold(s *rpc.Server, number int32, until <-chan struct{}) {
 	})
 }
 
-// TestUrgentCallsOvertake: what the table marks as urgent is not queued behind stuck calls.
-func TestUrgentCallsOvertake(t *testing.T) {
+// TestCalls_PriorityOvertakes: calls that the table marks as priority do not wait for stuck calls.
+func TestCalls_PriorityOvertakes(t *testing.T) {
 	stuck := make(chan struct{})
 	h := serve(t, func(s *rpc.Server) {
-		s.Limits.Running = 2
+		s.Limits.RunningCalls = 2
 		hold(s, xdr.ProcConnectGetCapabilities, stuck)
 	})
 	w := h.open("")
@@ -317,10 +318,10 @@ func TestUrgentCallsOvertake(t *testing.T) {
 }
 
 // The daemon's shutdown waits for the calls that have begun.
-func TestStopAnswersCallsInFlight(t *testing.T) {
+func TestServe_ShutdownFinishesCalls(t *testing.T) {
 	release := make(chan struct{})
 	h := serve(t, func(s *rpc.Server) {
-		s.Limits.Grace = 10 * patience
+		s.Limits.ShutdownGrace = 10 * patience
 		hold(s, xdr.ProcConnectGetCapabilities, release)
 	})
 	w := h.open("")
@@ -329,16 +330,16 @@ func TestStopAnswersCallsInFlight(t *testing.T) {
 	var served *rpc.Client
 	h.server.EachClient(func(c *rpc.Client) { served = c })
 	h.stop()
-	<-served.Reading.Done()
+	<-served.ReadCtx.Done()
 	close(release)
 	w.result(header, new(xdr.ConnectGetCapabilitiesRet))
 	w.closed()
 }
 
-// TestCrowd: a thousand connections at a time, each answered.
-func TestCrowd(t *testing.T) {
+// TestConnect_ThousandClients opens a thousand connections at a time; each is answered.
+func TestConnect_ThousandClients(t *testing.T) {
 	h := serve(t)
-	var crowd []*wire
+	var crowd []*rawClient
 	for range 1000 {
 		crowd = append(crowd, h.open(""))
 	}
@@ -347,8 +348,8 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// TestFullSocket: at the bound the next client waits until one leaves; the other socket goes on.
-func TestFullSocket(t *testing.T) {
+// TestConnect_FullSocket: at the bound, the next client waits until one disconnects. The other socket is not affected.
+func TestConnect_FullSocket(t *testing.T) {
 	h := serve(t, func(s *rpc.Server) { s.Limits.Clients = 2 })
 	first, _ := h.open(""), h.open("")
 	third := h.dial("")

@@ -15,9 +15,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/store"
 )
 
-// withNetworks gives a server networks of its own. The test is in a network
-// namespace of its own.
-func withNetworks(t *testing.T) *house {
+// withNetworks serves virtual networks, in a network namespace of the test's own.
+func withNetworks(t *testing.T) *testServer {
 	t.Helper()
 	dir := t.TempDir()
 	st, err := store.Open(filepath.Join(dir, "store"))
@@ -47,8 +46,8 @@ func document(t *testing.T, text string) string {
 	return path
 }
 
-// TestVirshNetworks drives the network commands of the distribution's client.
-func TestVirshNetworks(t *testing.T) {
+// TestVirsh_Networks runs the network commands of the distribution's virsh.
+func TestVirsh_Networks(t *testing.T) {
 	if !linktest.Alone(t) {
 		return
 	}
@@ -110,9 +109,9 @@ func TestVirshNetworks(t *testing.T) {
 	}
 }
 
-// TestOlderNetworkCalls are those that virsh no longer makes, and those it does
+// TestNetwork_OlderCalls makes calls that virsh no longer makes, and calls that it does
 // not make yet.
-func TestOlderNetworkCalls(t *testing.T) {
+func TestNetwork_OlderCalls(t *testing.T) {
 	if !linktest.Alone(t) {
 		return
 	}

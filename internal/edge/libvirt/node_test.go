@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// onHost gives the server the objects that describe a host.
+// onHost gives the server the backends that describe a host.
 func onHost(t *testing.T, root kernel.Root) func(*rpc.Server) {
 	t.Helper()
 	inventory, err := resources.NewInventory(root)
@@ -33,7 +33,7 @@ func onHost(t *testing.T, root kernel.Root) func(*rpc.Server) {
 	}
 }
 
-// withQEMU gives the server this machine's QEMU, which is probed when first asked.
+// withQEMU gives the server this machine's QEMU, which is probed at the first call that needs it.
 func withQEMU(t *testing.T) func(*rpc.Server) {
 	t.Helper()
 	if testing.Short() {
@@ -59,9 +59,9 @@ func withQEMU(t *testing.T) func(*rpc.Server) {
 	return func(s *rpc.Server) { s.Handlers.Emulators, s.Handlers.Guests = emulators, &guest.Registry{} }
 }
 
-// says is a virsh command with its expected output. An output line may contain more blanks than expected, because
+// virshOutput is a virsh command with its expected output. An output line may contain more blanks than expected, because
 // columns are wide.
-type says struct {
+type virshOutput struct {
 	args []string
 	want string
 }
@@ -74,7 +74,7 @@ func squeeze(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-func (h *house) virshSays(commands []says) {
+func (h *testServer) virshSays(commands []virshOutput) {
 	h.t.Helper()
 	for _, c := range commands {
 		out, err := h.virsh(c.args...)
@@ -84,8 +84,8 @@ func (h *house) virshSays(commands []says) {
 	}
 }
 
-func TestVirshOnServer(t *testing.T) {
-	serve(t, onHost(t, kerneltest.Host(t, kerneltest.Server))).virshSays([]says{
+func TestVirsh_ServerHost(t *testing.T) {
+	serve(t, onHost(t, kerneltest.Host(t, kerneltest.Server))).virshSays([]virshOutput{
 		{[]string{"nodeinfo"}, "CPU(s): 16\nCPU frequency: 2100 MHz\nCPU socket(s): 1\nCore(s) per socket: 2\n" +
 			"Thread(s) per core: 2\nNUMA cell(s): 4\nMemory size: 268435456 KiB"},
 		{[]string{"freecell"}, "Total: 174063616 KiB"},
@@ -110,10 +110,10 @@ func TestVirshOnServer(t *testing.T) {
 	})
 }
 
-// A host with cells of memory alone, and processors that are switched off: the line
-// about it is libvirt's for hosts that the product does not tell, and capabilities
-// have the cells.
-func TestVirshOnServer_CellsOfMemoryAlone(t *testing.T) {
+// A host with cells that have only memory, and with offline CPUs. nodeinfo has libvirt's values
+// for hosts whose number of CPUs is not the product of sockets, cores and threads.
+// Capabilities have the cells.
+func TestVirsh_ServerMemoryOnlyCells(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Server)
 	for file, text := range map[string]string{
 		"cpu/online": "0-3,8-10", "cpu/present": "0-3,8-11", "node/node1/cpulist": "2-3,10", "node/node2/cpulist": "", "node/node3/cpulist": "",
@@ -123,7 +123,7 @@ func TestVirshOnServer_CellsOfMemoryAlone(t *testing.T) {
 		}
 	}
 	h := serve(t, onHost(t, kernel.At(dir)))
-	h.virshSays([]says{
+	h.virshSays([]virshOutput{
 		{[]string{"nodeinfo"}, "CPU(s): 7\nCPU frequency: 2100 MHz\nCPU socket(s): 1\nCore(s) per socket: 8\n" +
 			"Thread(s) per core: 1\nNUMA cell(s): 1\nMemory size: 268435456 KiB"},
 		{[]string{"nodecpumap"}, "CPUs present: 12\nCPUs online: 7\nCPU map: yyyy----yyy-"},
@@ -143,21 +143,21 @@ func TestVirshOnServer_CellsOfMemoryAlone(t *testing.T) {
 			t.Errorf("%q is missing in\n%s", want, cells)
 		}
 	}
-	if cpu := printed(t, hostcalls.DescribeProcessor(inventory.Facts(), aQEMU(false))); !strings.Contains(cpu, "<topology sockets='1' dies='1' cores='8' threads='1'/>") {
+	if cpu := printed(t, hostcalls.DescribeHostCPU(inventory.Facts(), aQEMU(false))); !strings.Contains(cpu, "<topology sockets='1' dies='1' cores='8' threads='1'/>") {
 		t.Errorf("capabilities tell another shape than nodeinfo:\n%s", cpu)
 	}
 }
 
-// What a cell does not have is not told.
-func TestCellsTold_WithoutMemoryOrDistances(t *testing.T) {
+// The elements for memory and distances are left out if a cell has none.
+func TestDescribeCells_WithoutMemoryOrDistances(t *testing.T) {
 	if cell := printed(t, hostcalls.DescribeCells([]topology.Cell{{ID: 5}})); cell != "<cells num='1'>\n  <cell id='5'>\n    <cpus num='0'/>\n  </cell>\n</cells>\n" {
-		t.Errorf("an empty cell is told as\n%s", cell)
+		t.Errorf("an empty cell is described as\n%s", cell)
 	}
 }
 
-func TestVirshOnLaptop(t *testing.T) {
+func TestVirsh_LaptopHost(t *testing.T) {
 	h := serve(t, onHost(t, kerneltest.Host(t, kerneltest.Laptop)))
-	h.virshSays([]says{
+	h.virshSays([]virshOutput{
 		{[]string{"sysinfo"}, "<sysinfo type='smbios'>\n<bios>\n<entry name='vendor'>LENOVO</entry>"},
 		{[]string{"sysinfo"}, "<entry name='asset'>No Asset &amp; Tag</entry>"},
 		{[]string{"nodedev-list", "--tree"}, "+- pci_0000_00_14_0\n| |\n| +- usb_usb1\n| |\n| +- usb_1_0_1_0\n| +- usb_1_4\n| |\n| +- usb_1_4_1_0"},
@@ -165,7 +165,7 @@ func TestVirshOnLaptop(t *testing.T) {
 	})
 }
 
-func TestDeviceDocuments(t *testing.T) {
+func TestNodeDevice_XML(t *testing.T) {
 	server := resources.NewDevices(kerneltest.Host(t, kerneltest.Server))
 	laptop := resources.NewDevices(kerneltest.Host(t, kerneltest.Laptop))
 	for _, c := range []struct {
@@ -300,9 +300,9 @@ func TestDeviceDocuments(t *testing.T) {
 	}
 }
 
-// Every device of this machine can be looked up, described and asked for its
-// parent, as a client does that walks the tree.
-func TestVirshOnThisHost(t *testing.T) {
+// Every device of this machine can be looked up and described, and has a parent, as for a
+// client that walks the tree.
+func TestVirsh_ThisHost(t *testing.T) {
 	h := serve(t, onHost(t, kernel.Root{}))
 	out, err := h.virsh("nodedev-list")
 	if err != nil {
@@ -321,9 +321,9 @@ func TestVirshOnThisHost(t *testing.T) {
 	}
 }
 
-func TestVirshAboutQEMU(t *testing.T) {
+func TestVirsh_QEMUCapabilities(t *testing.T) {
 	h := serve(t, onHost(t, kerneltest.Host(t, kerneltest.Server)), withQEMU(t))
-	h.virshSays([]says{
+	h.virshSays([]virshOutput{
 		{[]string{"version"}, "Running hypervisor: QEMU"},
 		{[]string{"capabilities"}, "<cell id='2'>\n<memory unit='KiB'>67108864</memory>"},
 		{[]string{"capabilities"}, "<cpu id='12' socket_id='1' die_id='0' core_id='0' siblings='4,12'/>"},

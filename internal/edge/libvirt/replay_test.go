@@ -18,9 +18,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
 )
 
-// The tests in this file send what clients of libvirt send, in their order of calls.
+// The tests in this file replay the calls of libvirt's clients, in their order.
 
-func (h *house) dialForeign() *foreign.Libvirt {
+func (h *testServer) dialForeign() *foreign.Libvirt {
 	h.t.Helper()
 	c := foreign.NewWithDialer(dialers.NewLocal(dialers.WithSocket(h.socket)))
 	if err := c.Connect(); err != nil {
@@ -149,7 +149,7 @@ func terraformHosts(t *testing.T, c *foreign.Libvirt, n foreign.Network) {
 	}
 }
 
-// TestReplay_TerraformStorage: a pool, an image with a volume above it, and the volume once more.
+// TestReplay_TerraformStorage makes a pool, an image, and a volume backed by it, and then the volume again.
 func TestReplay_TerraformStorage(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		t.Skip("qemu-img is not installed")
@@ -253,9 +253,9 @@ func (s *shell) fillText(text string) string {
 	return text
 }
 
-// TestReplay_NetworksOfOthers: Vagrant, minikube, kcli and Cockpit.
+// TestReplay_OtherNetworks: Vagrant, minikube, kcli and Cockpit.
 // Promise: G12
-func TestReplay_NetworksOfOthers(t *testing.T) {
+func TestReplay_OtherNetworks(t *testing.T) {
 	if !linktest.Alone(t) {
 		return
 	}

@@ -13,16 +13,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// TestEveryCallHasItsRight asks for a place in verbs.table for every call of both
-// programs, and that none which a read-only connection is refused passes as reading.
+// TestRights_EveryCall: every call of both programs is in verbs.table, and a call that is
+// refused on a read-only connection needs more than the right to read.
 // Promise: A2
-func TestEveryCallHasItsRight(t *testing.T) {
-	// Questions that libvirt refuses to readers, because they start programs or
-	// ask the guest for them.
+func TestRights_EveryCall(t *testing.T) {
+	// Queries that libvirt refuses on read-only connections, because they start programs or
+	// ask the guest's agent.
 	harmless := map[string]bool{
 		"CONNECT_GET_DOMAIN_CAPABILITIES": true, "CONNECT_COMPARE_HYPERVISOR_CPU": true, "CONNECT_BASELINE_HYPERVISOR_CPU": true,
 		"DOMAIN_MIGRATE_GET_MAX_SPEED": true, "DOMAIN_GET_LAUNCH_SECURITY_INFO": true,
-		"DOMAIN_GET_VCPUS_FLAGS": true, "DOMAIN_INTERFACE_ADDRESSES": true, // with more for what asks the agent
+		"DOMAIN_GET_VCPUS_FLAGS": true, "DOMAIN_INTERFACE_ADDRESSES": true, // need more for the flags that ask the agent
 	}
 	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
 		for p := range xdr.Procedures(program) {
@@ -31,19 +31,19 @@ func TestEveryCallHasItsRight(t *testing.T) {
 			}
 			r, known := rpc.CallRights[rpc.ProcedureKey{Program: p.Program, Number: p.Number}]
 			if !known || len(r.Verbs) == 0 {
-				t.Errorf("%s stands nowhere in verbs.table", p.Name)
+				t.Errorf("%s is not in verbs.table", p.Name)
 				continue
 			}
-			if reads := r.Last() <= authz.Read; reads && p.RefusedReadOnly && !harmless[p.Name] {
-				t.Errorf("%s is refused on a read-only connection, and takes no more than %q", p.Name, r.Last())
+			if reads := r.Strongest() <= authz.Read; reads && p.RefusedReadOnly && !harmless[p.Name] {
+				t.Errorf("%s is refused on a read-only connection, and needs only %q", p.Name, r.Strongest())
 			}
 		}
 	}
 }
 
-// TestDocumentsAreFoundAmongTexts: one that is taken for none is judged by no rule.
+// TestIsDocument_TextsOfCalls: every document is recognized, because others are not checked against the rules.
 // Promise: A1
-func TestDocumentsAreFoundAmongTexts(t *testing.T) {
+func TestIsDocument_TextsOfCalls(t *testing.T) {
 	for _, text := range []string{"<domain/>", "\ufeff\n<domain/>", "\u00a0<domain/>", "&#32;<domain/>"} {
 		found := false
 		brought := &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "dxml", Value: xdr.String(text)}}}
@@ -52,34 +52,34 @@ func TestDocumentsAreFoundAmongTexts(t *testing.T) {
 			return !found
 		})
 		if !found {
-			t.Errorf("%q is not judged", text)
+			t.Errorf("%q is not recognized", text)
 		}
 	}
 }
 
-// TestEveryChangeIsOfSomething: rules for some objects give a call where it is about one of them.
-// One that names none, in an argument or a document, would be given by a rule about any other.
+// TestRights_ChangesNameObjects: a rule for some objects allows calls that name one of them. A changing
+// call that names none, in an argument or a document, would be allowed by any such rule.
 // Promise: A2
-func TestEveryChangeIsOfSomething(t *testing.T) {
+func TestRights_ChangesNameObjects(t *testing.T) {
 	for key, route := range newTable() {
 		r, p := rpc.CallRights[key], route.Proc
-		whole := slices.Contains([]authz.Permission{authz.Filters, authz.Secrets, authz.Host, authz.Monitor}, r.Last()) // never given for some
-		if r.Last() <= authz.Read || whole || r.Everything || r.Anywhere {
+		whole := slices.Contains([]authz.Permission{authz.Filters, authz.Secrets, authz.Host, authz.Monitor}, r.Strongest()) // only rules for everything grant these
+		if r.Strongest() <= authz.Read || whole || r.NeedsEverything || r.NeedsAnyPath {
 			continue
 		}
-		args, document := reflect.TypeOf(rpc.Blank(p)).Elem(), false
+		args, document := reflect.TypeOf(rpc.ZeroArgs(p)).Elem(), false
 		for field := range args.Fields() {
 			document = document || field.Name == "XML"
 		}
-		if !rpc.Names(args) && !document {
-			t.Errorf("%s takes %q, and says of nothing that rules know", p.Name, r.Last())
+		if !rpc.NamesObject(args) && !document {
+			t.Errorf("%s needs %q, and names no object of the rules", p.Name, r.Strongest())
 		}
 	}
 }
 
 // A client on a read-only socket tries to change something.
 // Promise: A5
-func TestARefusalToAReaderIsInTheAudit(t *testing.T) {
+func TestAudit_ReadOnlyRefusal(t *testing.T) {
 	var log bytes.Buffer
 	audit, err := authz.OpenAudit("", slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
@@ -95,9 +95,9 @@ func TestARefusalToAReaderIsInTheAudit(t *testing.T) {
 	}
 }
 
-// TestADefinitionThatIsSavedTakesItsRight: a call that saves a guest defines it, too, where it brings
-// a definition.
-func TestADefinitionThatIsSavedTakesItsRight(t *testing.T) {
+// TestRights_SaveWithDefinition: a call that saves a guest with another definition also needs the right to
+// define it.
+func TestRights_SaveWithDefinition(t *testing.T) {
 	text := "<domain/>"
 	for _, c := range []struct {
 		number int32
@@ -110,22 +110,22 @@ func TestADefinitionThatIsSavedTakesItsRight(t *testing.T) {
 		{xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Params: []xdr.TypedParam{{Field: "dxml", Value: xdr.String(text)}}}, true},
 	} {
 		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
-		if got := slices.Contains((&rpc.Session{}).Hidden(p, c.args), authz.Define); got != c.want {
-			t.Errorf("%+v takes it: %v", c.args, got)
+		if got := slices.Contains((&rpc.Session{}).VerbsByArgs(p, c.args), authz.Define); got != c.want {
+			t.Errorf("%+v needs define: %v", c.args, got)
 		}
-		// What the definition names is held to where definitions may name it.
-		if got := (&rpc.Session{}).Brings(p, authz.Save, c.args) == authz.Define; got != c.want {
-			t.Errorf("%+v is held to the places of define: %v", c.args, got)
+		// The files in the definition are checked by the path limits of define.
+		if got := (&rpc.Session{}).DocumentVerb(p, authz.Save, c.args) == authz.Define; got != c.want {
+			t.Errorf("%+v is checked by the path limits of define: %v", c.args, got)
 		}
 	}
 	if r := rpc.CallRights[rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcDomainManagedSaveDefineXML}]; !slices.Contains(r.Verbs, authz.Define) {
-		t.Errorf("a managed save is given another definition by %q", r.Verbs)
+		t.Errorf("%q suffice to give a managed save another definition", r.Verbs)
 	}
 }
 
-// TestWhatACallLosesTakesItsRight: a flag has a call do, or tell, more than its verb says.
+// TestRights_FlagsNeedMore: with some flags a call does or returns more, and needs more verbs.
 // Promise: A1
-func TestWhatACallLosesTakesItsRight(t *testing.T) {
+func TestRights_FlagsNeedMore(t *testing.T) {
 	for _, c := range []struct {
 		number int32
 		args   xdr.Message
@@ -155,8 +155,8 @@ func TestWhatACallLosesTakesItsRight(t *testing.T) {
 		{xdr.ProcDomainCoreDumpWithFormat, &xdr.DomainCoreDumpWithFormatArgs{Flags: rpc.DumpReset}, []authz.Permission{authz.Stop}},
 	} {
 		p := &xdr.Procedure{Program: xdr.ProgramRemote, Number: c.number}
-		if got := (&rpc.Session{}).Hidden(p, c.args); !slices.Equal(got, c.want) {
-			t.Errorf("call %d with %+v takes %v besides, and not %v", c.number, c.args, got, c.want)
+		if got := (&rpc.Session{}).VerbsByArgs(p, c.args); !slices.Equal(got, c.want) {
+			t.Errorf("call %d with %+v also needs %v, want %v", c.number, c.args, got, c.want)
 		}
 	}
 }

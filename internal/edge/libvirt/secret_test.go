@@ -23,7 +23,7 @@ const (
 	privateUUID = "11111111-2222-3333-4444-000000000002"
 )
 
-func withSecrets(t *testing.T) *house {
+func withSecrets(t *testing.T) *testServer {
 	t.Helper()
 	dir := t.TempDir()
 	kept, err := store.Open(dir)
@@ -43,9 +43,9 @@ func withSecrets(t *testing.T) *house {
 	})
 }
 
-// TestVirshSecrets drives the distribution's client through the life of secrets.
+// TestVirsh_Secrets runs the secret commands of the distribution's virsh.
 // Promise: K2
-func TestVirshSecrets(t *testing.T) {
+func TestVirsh_Secrets(t *testing.T) {
 	h := withSecrets(t)
 	shown := document(t, `<secret><uuid>`+openUUID+`</uuid><description>a disk</description><usage type='volume'><volume>/a</volume></usage></secret>`)
 	hidden := document(t, `<secret private='yes' ephemeral='yes'><uuid>`+privateUUID+`</uuid><usage type='tls'><name>ca</name></usage></secret>`)
@@ -80,7 +80,7 @@ func TestVirshSecrets(t *testing.T) {
 	}
 }
 
-func TestSecretsAreFoundAndTold(t *testing.T) {
+func TestSecrets_LookupAndEvents(t *testing.T) {
 	h := withSecrets(t)
 	w := h.open("")
 	watch := func(event int32) (callback int32) {
@@ -90,10 +90,10 @@ func TestSecretsAreFoundAndTold(t *testing.T) {
 	}
 	life, values := watch(0), watch(1)
 	made := new(xdr.WithSecret)
-	var told xdr.SecretEventLifecycleMsg
-	w.both(w.send(xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{XML: `<secret><usage type='ceph'><name>pool</name></usage></secret>`}), made, xdr.ProcSecretEventLifecycle, &told)
-	if told.CallbackID != life || told.Event != 0 || told.Secret != made.Secret {
-		t.Errorf("defined: %+v, want %+v", told, made.Secret)
+	var message xdr.SecretEventLifecycleMsg
+	w.both(w.send(xdr.ProcSecretDefineXML, &xdr.WithXMLFlags{XML: `<secret><usage type='ceph'><name>pool</name></usage></secret>`}), made, xdr.ProcSecretEventLifecycle, &message)
+	if message.CallbackID != life || message.Event != 0 || message.Secret != made.Secret {
+		t.Errorf("defined: %+v, want %+v", message, made.Secret)
 	}
 	found := new(xdr.WithSecret)
 	w.must(xdr.ProcSecretLookupByUsage, &xdr.SecretLookupByUsageArgs{UsageType: 2, UsageID: "pool"}, found)
@@ -110,13 +110,13 @@ func TestSecretsAreFoundAndTold(t *testing.T) {
 	}
 }
 
-// both takes the reply to a call and the event that it causes, in either order.
-func (w *wire) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message) {
+// both receives the reply to a call and the event that it causes, in either order.
+func (w *rawClient) both(h xdr.Header, ret xdr.Message, event int32, message xdr.Message) {
 	w.t.Helper()
 	for range 2 {
 		p, into := w.next(), ret
 		if p.Type == xdr.TypeMessage && p.Proc == event {
-			into = told
+			into = message
 		} else if p.Type != xdr.TypeReply || p.Status != xdr.StatusOK || p.Serial != h.Serial {
 			w.t.Fatalf("got %+v", p.Header)
 		}
@@ -126,9 +126,9 @@ func (w *wire) both(h xdr.Header, ret xdr.Message, event int32, told xdr.Message
 	}
 }
 
-// TestHowManySecretsThereAreIsASecretToo: a client that rules hold to some guests is told of no
-// secret, also where it asks for their number alone.
-func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
+// TestSecrets_CountIsHidden: a client that the rules restrict to some guests sees no secret, and not
+// the number of secrets.
+func TestSecrets_CountIsHidden(t *testing.T) {
 	h := withSecrets(t)
 	if _, err := h.server.Handlers.Secrets.Define(scope.Daemon("a test"), `<secret><uuid>`+openUUID+`</uuid></secret>`, true); err != nil {
 		t.Fatal(err)
@@ -143,7 +143,7 @@ func TestHowManySecretsThereAreIsASecretToo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &rpc.Session{Client: &rpc.Client{Server: &rpc.Server{Gate: gate}}, Identity: authz.LocalPrincipal(listener.Peer{UID: 1002})}
+		s := &rpc.Session{Client: &rpc.Client{Server: &rpc.Server{Authorizer: gate}}, Identity: authz.LocalPrincipal(listener.Peer{UID: 1002})}
 		ret, err := hostcalls.ConnectListAllSecrets(t.Context(), &h.server.Handlers, &rpc.Request{Session: s}, &xdr.WithNeedResultsFlags{})
 		if err != nil {
 			t.Fatal(err)

@@ -21,11 +21,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what must happen.
+// patience is how long a test waits for an expected change.
 const patience = 20 * time.Second
 
-// house is a running server with its sockets.
-type house struct {
+// testServer is a running server with its sockets.
+type testServer struct {
 	t      *testing.T
 	server *rpc.Server
 	events *event.Log
@@ -33,13 +33,13 @@ type house struct {
 	socket string // read-write; the read-only one has "-ro" behind it
 }
 
-// serve runs a server for the length of a test. Change may set its limits and
-// handlers before it takes clients.
-func serve(t *testing.T, change ...func(*rpc.Server)) *house {
+// serve runs a server until the test ends. change may set its limits and handlers
+// before it accepts clients.
+func serve(t *testing.T, change ...func(*rpc.Server)) *testServer {
 	t.Helper()
-	h := &house{t: t, events: event.NewLog(), socket: filepath.Join(t.TempDir(), "libvirt-sock")}
-	h.server = New(rpc.Config{Rooms: rpc.Rooms{Events: h.events}, Log: slog.New(slog.DiscardHandler)})
-	h.server.Limits.Grace = patience / 4
+	h := &testServer{t: t, events: event.NewLog(), socket: filepath.Join(t.TempDir(), "libvirt-sock")}
+	h.server = New(rpc.Config{Backends: rpc.Backends{Events: h.events}, Log: slog.New(slog.DiscardHandler)})
+	h.server.Limits.ShutdownGrace = patience / 4
 	for _, c := range change {
 		c(h.server)
 	}
@@ -69,39 +69,39 @@ func serve(t *testing.T, change ...func(*rpc.Server)) *house {
 	return h
 }
 
-// wire is a client that can send anything.
-type wire struct {
+// rawClient is a client that can send anything.
+type rawClient struct {
 	t      testing.TB
 	conn   *net.UnixConn
 	serial uint32
 }
 
-// packet is what a client receives.
+// packet is a packet that a client receives.
 type packet struct {
 	xdr.Header
 	payload []byte
 }
 
-func (h *house) dial(suffix string) *wire {
+func (h *testServer) dial(suffix string) *rawClient {
 	h.t.Helper()
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: h.socket + suffix})
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	w := &wire{t: h.t, conn: conn}
+	w := &rawClient{t: h.t, conn: conn}
 	h.t.Cleanup(func() { _ = conn.Close() })
 	w.deadline()
 	return w
 }
 
-func (w *wire) deadline() {
+func (w *rawClient) deadline() {
 	if err := w.conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-// open dials and does what every client does first.
-func (h *house) open(suffix string) *wire {
+// open dials, authenticates and opens the connection.
+func (h *testServer) open(suffix string) *rawClient {
 	h.t.Helper()
 	w := h.dial(suffix)
 	w.must(xdr.ProcAuthList, nil, new(xdr.AuthListRet))
@@ -109,8 +109,8 @@ func (h *house) open(suffix string) *wire {
 	return w
 }
 
-// Clients leave query parameters that they do not know in the connection's URI.
-func TestTheNameOfAConnection(t *testing.T) {
+// Clients leave unknown query parameters in the connection's URI.
+func TestConnectOpen_URIParameters(t *testing.T) {
 	for name, want := range map[string]bool{"": true, rpc.SystemURI: true, rpc.SystemURI + "?socket=/x&readonly=1": true, "qemu:///session": false, "xen:///": false, rpc.SystemURI + "/": false} {
 		w := serve(t).dial("")
 		w.must(xdr.ProcAuthList, nil, nil)
@@ -122,27 +122,27 @@ func TestTheNameOfAConnection(t *testing.T) {
 	}
 }
 
-func (w *wire) write(b []byte) {
+func (w *rawClient) write(b []byte) {
 	w.t.Helper()
 	if _, err := w.conn.Write(b); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *wire) header(proc int32) xdr.Header {
+func (w *rawClient) header(proc int32) xdr.Header {
 	w.serial++
 	return xdr.Header{Program: xdr.ProgramRemote, Version: xdr.Version, Proc: proc, Serial: w.serial}
 }
 
-// send sends a call and gives its header.
-func (w *wire) send(proc int32, args xdr.Message) xdr.Header {
+// send sends a call and returns its header.
+func (w *rawClient) send(proc int32, args xdr.Message) xdr.Header {
 	w.t.Helper()
 	h := w.header(proc)
 	w.sendPacket(h, args)
 	return h
 }
 
-func (w *wire) sendPacket(h xdr.Header, args xdr.Message) {
+func (w *rawClient) sendPacket(h xdr.Header, args xdr.Message) {
 	w.t.Helper()
 	b, err := xdr.AppendPacket(nil, h, args, 0)
 	if err != nil {
@@ -151,7 +151,7 @@ func (w *wire) sendPacket(h xdr.Header, args xdr.Message) {
 	w.write(b)
 }
 
-func (w *wire) read() (packet, error) {
+func (w *rawClient) read() (packet, error) {
 	var word [4]byte
 	if _, err := io.ReadFull(w.conn, word[:]); err != nil {
 		return packet{}, err
@@ -164,8 +164,8 @@ func (w *wire) read() (packet, error) {
 	return packet{h, b[xdr.HeaderSize:]}, err
 }
 
-// next gives the next packet of whatever sort.
-func (w *wire) next() packet {
+// next returns the next packet of any type.
+func (w *rawClient) next() packet {
 	w.t.Helper()
 	p, err := w.read()
 	if err != nil {
@@ -174,8 +174,8 @@ func (w *wire) next() packet {
 	return p
 }
 
-// fails takes the reply to h as an error.
-func (w *wire) fails(h xdr.Header) *xdr.NetError {
+// fails receives the reply to h, which must be an error.
+func (w *rawClient) fails(h xdr.Header) *xdr.NetError {
 	w.t.Helper()
 	p := w.next()
 	e := new(xdr.NetError)
@@ -188,8 +188,8 @@ func (w *wire) fails(h xdr.Header) *xdr.NetError {
 	return e
 }
 
-// refused calls, and checks the code of the error.
-func (w *wire) refused(proc int32, args xdr.Message, want rpc.Code) {
+// refused makes a call, and checks the code of the error.
+func (w *rawClient) refused(proc int32, args xdr.Message, want rpc.Code) {
 	w.t.Helper()
 	e := w.fails(w.send(proc, args))
 	if rpc.Code(e.Code) != want {
@@ -197,14 +197,14 @@ func (w *wire) refused(proc int32, args xdr.Message, want rpc.Code) {
 	}
 }
 
-// must calls, and decodes the result into ret.
-func (w *wire) must(proc int32, args, ret xdr.Message) {
+// must makes a call, and decodes the result into ret.
+func (w *rawClient) must(proc int32, args, ret xdr.Message) {
 	w.t.Helper()
 	w.result(w.send(proc, args), ret)
 }
 
-// result takes the reply to h.
-func (w *wire) result(h xdr.Header, ret xdr.Message) {
+// result receives the reply to h, and decodes it into ret.
+func (w *rawClient) result(h xdr.Header, ret xdr.Message) {
 	w.t.Helper()
 	p := w.next()
 	if p.Status == xdr.StatusError {
@@ -224,7 +224,7 @@ func (w *wire) result(h xdr.Header, ret xdr.Message) {
 }
 
 // closed checks that the server has closed the connection.
-func (w *wire) closed() {
+func (w *rawClient) closed() {
 	w.t.Helper()
 	for {
 		if _, err := w.read(); err != nil {
@@ -238,7 +238,7 @@ func (w *wire) closed() {
 }
 
 // works checks that a connection answers.
-func (w *wire) works() {
+func (w *rawClient) works() {
 	w.t.Helper()
 	ret := new(xdr.ConnectGetTypeRet)
 	w.must(xdr.ProcConnectGetType, nil, ret)
@@ -247,7 +247,7 @@ func (w *wire) works() {
 	}
 }
 
-func TestConnection(t *testing.T) {
+func TestConnect_Calls(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
 	w.works()

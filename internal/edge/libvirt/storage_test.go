@@ -23,7 +23,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// withPools gives the house storage pools, on a store of their own.
+// withPools serves storage pools, on a store of their own.
 func withPools(t *testing.T) func(*rpc.Server) {
 	t.Helper()
 	return func(s *rpc.Server) {
@@ -45,9 +45,9 @@ func withPools(t *testing.T) func(*rpc.Server) {
 	}
 }
 
-// shell runs virsh commands that have to succeed, or fail with a text.
+// shell runs virsh commands that must succeed, or fail with a text.
 type shell struct {
-	*house
+	*testServer
 	words map[string]string
 }
 
@@ -90,7 +90,7 @@ func storageShell(t *testing.T) *shell {
 	return &shell{serve(t, withPools(t)), map[string]string{"DIR": t.TempDir(), "TMP": t.TempDir()}}
 }
 
-func TestVirshPools(t *testing.T) {
+func TestVirsh_Pools(t *testing.T) {
 	s := storageShell(t)
 	s.does("pool-list --all", `^Name State Autostart -+$`)
 	s.does("pool-define-as images dir --target DIR/images", "^Pool images defined$")
@@ -126,7 +126,7 @@ func TestVirshPools(t *testing.T) {
 	s.fails("find-storage-pool-sources dir", "error: Operation not supported")
 }
 
-func TestVirshVolumes(t *testing.T) {
+func TestVirsh_Volumes(t *testing.T) {
 	s := storageShell(t)
 	s.does("pool-create-as a dir --target DIR/a --build")
 	s.does("pool-create-as b dir --target DIR/b --build")
@@ -175,7 +175,7 @@ func TestVirshVolumes(t *testing.T) {
 	s.fails("vol-list b", "Storage pool not found")
 }
 
-func TestVirshTransfers(t *testing.T) {
+func TestVirsh_Transfers(t *testing.T) {
 	s := storageShell(t)
 	s.does("pool-create-as a dir --target DIR/a --build")
 	content := make([]byte, 3<<20+12345)
@@ -239,8 +239,8 @@ func sparseTransfer(t *testing.T, s *shell) {
 	s.does("vol-delete sparse --pool a")
 }
 
-// TestUploadOfAGoneClient: a client that goes in the middle leaves nothing held.
-func TestUploadOfAGoneClient(t *testing.T) {
+// TestUpload_ClientDisconnects: an upload that is cut off holds no lock and no file.
+func TestUpload_ClientDisconnects(t *testing.T) {
 	h := serve(t, withPools(t))
 	pools := h.server.Handlers.Pools
 	dir := t.TempDir()
@@ -267,7 +267,7 @@ func TestUploadOfAGoneClient(t *testing.T) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatal("the upload continues after its client has gone")
+			t.Fatal("the upload continues after its client has disconnected")
 		}
 	}
 	if err := p.DeleteVolume(t.Context(), scope.Daemon("a test"), "disk"); err != nil {
@@ -276,7 +276,7 @@ func TestUploadOfAGoneClient(t *testing.T) {
 }
 
 // virt-install creates a pool for the directory of an image, and uses the volumes that it finds there.
-func TestVirtInstallStorageCalls(t *testing.T) {
+func TestVirtInstall_StorageCalls(t *testing.T) {
 	h := serve(t, withPools(t))
 	dir := t.TempDir()
 	image := filepath.Join(dir, "root.img")
@@ -307,9 +307,9 @@ func TestVirtInstallStorageCalls(t *testing.T) {
 	w.refused(xdr.ProcStorageVolGetInfo, &found, rpc.CodeOperationInvalid)
 }
 
-// TestHolesThatAreRefused: a hole in a dense stream, and holes that are none,
-// cost the stream and nothing else.
-func TestHolesThatAreRefused(t *testing.T) {
+// TestStream_InvalidHoles: a hole in a stream that is not sparse, and invalid holes, end
+// the stream and nothing else.
+func TestStream_InvalidHoles(t *testing.T) {
 	h := serve(t, withPools(t))
 	dir := t.TempDir()
 	p, err := h.server.Handlers.Pools.Create(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", true, volume.NoBuild)

@@ -40,8 +40,8 @@ func serveConsole(body rpc.StreamBody) func(*rpc.Server) {
 	return streamer[xdr.DomainOpenConsoleArgs](xdr.ProcDomainOpenConsole, body)
 }
 
-// openStream makes the call and takes its reply.
-func (w *wire) openStream(proc int32, args xdr.Message) xdr.Header {
+// openStream makes the call and receives its reply.
+func (w *rawClient) openStream(proc int32, args xdr.Message) xdr.Header {
 	w.t.Helper()
 	h := w.send(proc, args)
 	w.result(h, nil)
@@ -49,7 +49,7 @@ func (w *wire) openStream(proc int32, args xdr.Message) xdr.Header {
 	return h
 }
 
-func (w *wire) data(h xdr.Header, status xdr.Status, payload []byte) {
+func (w *rawClient) data(h xdr.Header, status xdr.Status, payload []byte) {
 	w.t.Helper()
 	h.Status = status
 	b, err := xdr.AppendRaw(nil, h, payload)
@@ -59,8 +59,8 @@ func (w *wire) data(h xdr.Header, status xdr.Status, payload []byte) {
 	w.write(b)
 }
 
-// expect takes one stream packet.
-func (w *wire) expect(h xdr.Header, status xdr.Status) []byte {
+// expect receives one stream packet.
+func (w *rawClient) expect(h xdr.Header, status xdr.Status) []byte {
 	w.t.Helper()
 	p := w.next()
 	if p.Type != xdr.TypeStream || p.Serial != h.Serial || p.Proc != h.Proc || p.Status != status {
@@ -69,7 +69,7 @@ func (w *wire) expect(h xdr.Header, status xdr.Status) []byte {
 	return p.payload
 }
 
-func TestUpload(t *testing.T) {
+func TestStream_Upload(t *testing.T) {
 	got := make(chan []byte, 1)
 	h := serve(t, upload(func(_ context.Context, st *rpc.Stream) error {
 		b, err := io.ReadAll(st)
@@ -92,7 +92,7 @@ func TestUpload(t *testing.T) {
 	w.works()
 }
 
-func TestUploadThatFailsAtTheEndIsToldToTheClient(t *testing.T) {
+func TestUpload_ErrorAtEnd(t *testing.T) {
 	h := serve(t, upload(func(_ context.Context, st *rpc.Stream) error {
 		_, err := io.Copy(io.Discard, st)
 		return errors.Join(err, fault.New(fault.Failed, fault.Volume, "cannot flush"))
@@ -109,10 +109,10 @@ func TestUploadThatFailsAtTheEndIsToldToTheClient(t *testing.T) {
 	w.works()
 }
 
-// TestSlowUpload: the server stops reading when a stream takes nothing, the
-// client is told that it lives, and in the end only the stream is lost.
-func TestSlowUpload(t *testing.T) {
-	h := serve(t, func(s *rpc.Server) { s.Limits.Stall = 1500 * time.Millisecond }, upload(func(ctx context.Context, _ *rpc.Stream) error {
+// TestUpload_StreamTakesNothing: while a stream's body reads nothing, the server does not read
+// from the client, but sends it pongs. In the end only the stream is closed.
+func TestUpload_StreamTakesNothing(t *testing.T) {
+	h := serve(t, func(s *rpc.Server) { s.Limits.StreamStall = 1500 * time.Millisecond }, upload(func(ctx context.Context, _ *rpc.Stream) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}))
@@ -136,11 +136,11 @@ func TestSlowUpload(t *testing.T) {
 	w.works()
 }
 
-// TestAnUploadThatStandsStill: a client that sends nothing more loses its upload, and with it
-// its place at the volume.
+// TestUpload_IdleClient: the upload of a client that sends nothing more is aborted, which frees the
+// volume.
 // Promise: A15
-func TestAnUploadThatStandsStill(t *testing.T) {
-	h := serve(t, withPools(t), func(s *rpc.Server) { s.Limits.Idle = 200 * time.Millisecond })
+func TestUpload_IdleClient(t *testing.T) {
+	h := serve(t, withPools(t), func(s *rpc.Server) { s.Limits.UploadIdle = 200 * time.Millisecond })
 	pools, dir := h.server.Handlers.Pools, t.TempDir()
 	p, err := pools.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>a</name><target><path>"+dir+"</path></target></pool>", false)
 	if err == nil {
@@ -165,7 +165,7 @@ func TestAnUploadThatStandsStill(t *testing.T) {
 	}
 }
 
-func TestDownload(t *testing.T) {
+func TestStream_Download(t *testing.T) {
 	want := bytes.Repeat([]byte("abc"), 1<<20)
 	h := serve(t, download(func(_ context.Context, st *rpc.Stream) error {
 		_, err := io.Copy(st, bytes.NewReader(want))
@@ -189,7 +189,7 @@ func TestDownload(t *testing.T) {
 	w.works()
 }
 
-func TestAbort(t *testing.T) {
+func TestStream_ClientAborts(t *testing.T) {
 	ended := make(chan struct{}, 1)
 	h := serve(t, download(func(_ context.Context, st *rpc.Stream) error {
 		for {
@@ -212,13 +212,13 @@ func TestAbort(t *testing.T) {
 		<-ended
 		w.works()
 	}
-	gone := h.open("")
-	gone.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
-	_ = gone.conn.Close()
+	disconnected := h.open("")
+	disconnected.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
+	_ = disconnected.conn.Close()
 	<-ended
 }
 
-func TestConsole(t *testing.T) {
+func TestStream_Console(t *testing.T) {
 	h := serve(t, serveConsole(func(_ context.Context, st *rpc.Stream) error {
 		_, err := io.Copy(st, st) // an echo
 		return err
@@ -242,13 +242,13 @@ func TestConsole(t *testing.T) {
 	w.works()
 }
 
-func TestStreamsAreBounded(t *testing.T) {
+func TestStream_Bound(t *testing.T) {
 	h := serve(t, func(s *rpc.Server) { s.Limits.Streams = 3 }, upload(func(_ context.Context, st *rpc.Stream) error {
 		_, err := io.Copy(io.Discard, st)
 		return err
 	}), download(func(context.Context, *rpc.Stream) error { return nil }))
 	w := h.open("")
-	for range 2 * rpc.Lingering { // ended and never finished: they take no place
+	for range 2 * rpc.MaxEndedStreams { // ended and never finished: they do not count
 		st := w.openStream(xdr.ProcStorageVolDownload, new(xdr.StorageVolDownloadArgs))
 		w.expect(st, xdr.StatusContinue)
 	}
@@ -262,8 +262,8 @@ func TestStreamsAreBounded(t *testing.T) {
 	w.openStream(xdr.ProcStorageVolUpload, new(xdr.StorageVolUploadArgs))
 }
 
-// TestDescriptors sends files both ways.
-func TestDescriptors(t *testing.T) {
+// TestDescriptors_BothWays sends files both ways.
+func TestDescriptors_BothWays(t *testing.T) {
 	h := serve(t, func(s *rpc.Server) {
 		remote := rpc.Group{Table: s.Table, Program: xdr.ProgramRemote}
 		delete(s.Table, rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: xdr.ProcDomainCreateWithFiles})
@@ -300,7 +300,7 @@ func TestDescriptors(t *testing.T) {
 	}
 }
 
-func (w *wire) sendFiles(t *testing.T, contents ...string) {
+func (w *rawClient) sendFiles(t *testing.T, contents ...string) {
 	t.Helper()
 	h := w.header(xdr.ProcDomainCreateWithFiles)
 	h.Type = xdr.TypeCallWithFDs
@@ -331,7 +331,7 @@ func (w *wire) sendFiles(t *testing.T, contents ...string) {
 	}
 }
 
-func (w *wire) receiveFile(t *testing.T) {
+func (w *rawClient) receiveFile(t *testing.T) {
 	t.Helper()
 	w.send(xdr.ProcDomainOpenGraphicsFD, new(xdr.DomainOpenGraphicsFDArgs))
 	p := w.next()
@@ -349,9 +349,9 @@ func (w *wire) receiveFile(t *testing.T) {
 	_ = f.Close()
 }
 
-// TestNoDescriptorLeaks: files that come with calls that do not want them, or
-// with nothing at all, are closed.
-func TestNoDescriptorLeaks(t *testing.T) {
+// TestDescriptors_NoLeaks: descriptors that come with calls that take none, or with a packet that
+// does not announce them, are closed.
+func TestDescriptors_NoLeaks(t *testing.T) {
 	h := serve(t)
 	w := h.open("")
 	r, out, err := os.Pipe()
@@ -368,7 +368,7 @@ func TestNoDescriptorLeaks(t *testing.T) {
 		}
 		w.next()
 	}
-	packet := raw(28, call(xdr.ProcConnectGetType), nil) // with a stowaway
+	packet := raw(28, call(xdr.ProcConnectGetType), nil) // with a descriptor that it does not announce
 	if _, _, err := w.conn.WriteMsgUnix(packet, rights(t, out), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -395,22 +395,22 @@ func rights(t *testing.T, f *os.File) []byte {
 	return b
 }
 
-// TestAStreamThatIsForbiddenAsItBeginsEnds: the rules may have changed since its call was allowed, and who
-// looks through the open streams for that has not met it.
+// TestStream_RightRevokedAtOpen: the rules may have changed after the call was authorized, and before
+// endDenied could find the stream.
 // Promise: A4
-func TestAStreamThatIsForbiddenAsItBeginsEnds(t *testing.T) {
-	c := &rpc.Client{Life: t.Context(), Server: &rpc.Server{Memory: rpc.NewMemory(rpc.MaxHeld)}, Streams: rpc.NewStreams(1)}
+func TestStream_RightRevokedAtOpen(t *testing.T) {
+	c := &rpc.Client{Ctx: t.Context(), Server: &rpc.Server{Memory: rpc.NewMemory(rpc.MaxClientMemory)}, Streams: rpc.NewStreams(1)}
 	st, err := c.Streams.Open(c, &xdr.Procedure{Stream: xdr.StreamBoth}, xdr.Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Streams.Guard(st, nil, func() error { return nil })
-	if err := context.Cause(st.Life); err != nil {
-		t.Errorf("one that is allowed has ended: %v", err)
+	c.Streams.SetRecheck(st, nil, func() error { return nil })
+	if err := context.Cause(st.Ctx); err != nil {
+		t.Errorf("an allowed stream has ended: %v", err)
 	}
 	forbidden := errors.New("forbidden")
-	c.Streams.Guard(st, nil, func() error { return forbidden })
-	if err := context.Cause(st.Life); !errors.Is(err, forbidden) {
-		t.Errorf("one that is forbidden: %v", err)
+	c.Streams.SetRecheck(st, nil, func() error { return forbidden })
+	if err := context.Cause(st.Ctx); !errors.Is(err, forbidden) {
+		t.Errorf("a forbidden stream has ended with %v", err)
 	}
 }

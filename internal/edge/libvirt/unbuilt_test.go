@@ -10,7 +10,7 @@ import (
 )
 
 // The error for a call that is not implemented names the command, not the protocol's number.
-func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
+func TestErrNotBuilt_NamesAlternative(t *testing.T) {
 	constant := regexp.MustCompile(`[A-Z]{3,}_[A-Z]`)
 	served := newTable()
 	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
@@ -18,8 +18,8 @@ func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
 			if p.Event || served[rpc.ProcedureKey{Program: program, Number: p.Number}] != nil {
 				continue
 			}
-			if _, ok := rpc.AbsenceOf(p.Name); !ok {
-				t.Errorf("nothing is said of %s, which is not built", p.Name)
+			if _, ok := rpc.UnbuiltCommandOf(p.Name); !ok {
+				t.Errorf("%s is not built, and has no entry", p.Name)
 			}
 			err := rpc.ErrNotBuilt(p)
 			if rpc.CodeOf(err) != rpc.CodeNoSupport || constant.MatchString(err.Error()) {
@@ -30,7 +30,7 @@ func TestUnbuiltCalls_NameTheCommandAndWhatServesInstead(t *testing.T) {
 }
 
 // Calls that are implemented are not reported as missing.
-func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
+func TestUnbuiltCommands_ExcludeServedCalls(t *testing.T) {
 	served := map[string]bool{}
 	table := newTable()
 	for _, program := range []xdr.Program{xdr.ProgramRemote, xdr.ProgramQEMU} {
@@ -38,7 +38,7 @@ func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
 			served[p.Name] = served[p.Name] || table[rpc.ProcedureKey{Program: program, Number: p.Number}] != nil
 		}
 	}
-	for _, a := range rpc.Absences {
+	for _, a := range rpc.UnbuiltCommands {
 		for call := range strings.FieldsSeq(a.Calls) {
 			if served[call] {
 				t.Errorf("%s is served, and %q is listed as not built", call, a.Command)
@@ -47,21 +47,21 @@ func TestAbsences_NameNoCallThatIsServed(t *testing.T) {
 	}
 }
 
-// One call may stand behind more than one command: all of them are named.
-func TestUnbuiltCalls_NameTheRightCommand(t *testing.T) {
+// If several commands make a call, the error names all of them.
+func TestErrNotBuilt_NamesEachCommand(t *testing.T) {
 	for call, want := range map[string]string{
 		"DOMAIN_BLOCK_REBASE":        "virsh blockcopy or blockpull --base", // virsh blockcopy --dest without --xml
 		"DOMAIN_BLOCK_PULL":          "virsh blockpull",
 		"DOMAIN_BLOCK_COPY":          "virsh blockcopy",
 		"DOMAIN_SEND_PROCESS_SIGNAL": "virsh send-process-signal",
 	} {
-		if a, _ := rpc.AbsenceOf(call); a.Command != want {
+		if a, _ := rpc.UnbuiltCommandOf(call); a.Command != want {
 			t.Errorf("%s is %q, want %q", call, a.Command, want)
 		}
 	}
 }
 
-func TestFunctionName_IsTheLibrarys(t *testing.T) {
+func TestFunctionName_LibvirtSpelling(t *testing.T) {
 	for call, want := range map[string]string{
 		"DOMAIN_GET_STATE":            "virDomainGetState",
 		"DOMAIN_CREATE_XML":           "virDomainCreateXML",

@@ -10,13 +10,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/provision"
 )
 
-// DomainAddressCalls give the host names and the addresses of a domain.
+// DomainAddressCalls return the host name and the addresses of a domain.
 func DomainAddressCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainInterfaceAddresses, domainInterfaceAddresses)
 	rpc.On(g, xdr.ProcDomainGetHostname, domainGetHostname)
 }
 
-// addressSources are the sources of a guest's addresses, by libvirt's number.
+// addressSources are the sources of a guest's addresses, by libvirt's numbers.
 var addressSources = []hotplug.AddressSource{hotplug.ByLease, hotplug.ByAgent, hotplug.ByARP}
 
 func domainInterfaceAddresses(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainInterfaceAddressesArgs) (*xdr.DomainInterfaceAddressesRet, error) {
@@ -36,7 +36,7 @@ func domainInterfaceAddresses(ctx context.Context, h *rpc.Handlers, s *rpc.Reque
 	}
 	ret := new(xdr.DomainInterfaceAddressesRet)
 	for _, i := range found[:min(len(found), xdr.MaxDomainInterfaces)] {
-		wire := xdr.DomainInterface{Name: i.Name, HWAddress: rpc.Optional(i.MAC)}
+		wire := xdr.DomainInterface{Name: i.Name, HWAddress: rpc.OptionalString(i.MAC)}
 		for _, a := range i.Addresses[:min(len(i.Addresses), xdr.MaxDomainIPAddresses)] {
 			address := xdr.DomainIPAddress{Address: a.IP, Prefix: uint32(a.Prefix)}
 			if a.IPv6 {
@@ -49,7 +49,7 @@ func domainInterfaceAddresses(ctx context.Context, h *rpc.Handlers, s *rpc.Reque
 	return ret, nil
 }
 
-// Sources of a domain's host name. Without a flag, the agent is asked.
+// Sources of a domain's host name. Without a flag, it is the agent.
 const (
 	hostnameLease = 1
 	hostnameAgent = 2
@@ -66,7 +66,7 @@ func domainGetHostname(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 	ret := new(xdr.DomainGetHostnameRet)
 	switch args.Flags {
 	case hostnameLease | hostnameAgent:
-		return nil, fault.New(fault.Invalid, fault.Call, "a name is asked of the leases or of the agent, not of both")
+		return nil, fault.New(fault.Invalid, fault.Call, "the flags lease and agent exclude each other")
 	case hostnameLease:
 		ret.Hostname, err = provision.LeaseHostname(g)
 	default:

@@ -14,7 +14,7 @@ import (
 )
 
 // DomainAgentCalls are answered by the agent in the guest. Package guest bounds the
-// wait for it. The answers are only as true as the agent is honest.
+// wait for it. The guest controls the agent, so the answers cannot be trusted.
 func DomainAgentCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainFSFreeze, domainFSFreeze)
 	rpc.On(g, xdr.ProcDomainFSThaw, domainFSThaw)
@@ -39,7 +39,7 @@ func domainFSFreeze(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *
 	return &xdr.DomainFSFreezeRet{Filesystems: int32(frozen)}, err
 }
 
-// domainFSThaw thaws everything: an agent cannot thaw single filesystems.
+// domainFSThaw thaws all file systems: an agent cannot thaw single ones.
 func domainFSThaw(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainFSThawArgs) (*xdr.DomainFSThawRet, error) {
 	if err := rpc.CheckFlags("DOMAIN_FSTHAW", args.Flags, 0); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func domainGetTime(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *x
 	return &xdr.DomainGetTimeRet{Seconds: t.Unix(), Nanoseconds: uint32(t.Nanosecond())}, err
 }
 
-// timeSync sets the guest's time from its own hardware clock.
+// timeSync sets the guest's time from its hardware clock.
 const timeSync = 1
 
 func domainSetTime(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainSetTimeArgs) (*rpc.Void, error) {
@@ -93,13 +93,13 @@ func domainSetTime(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *x
 		return nil, provision.SetTime(ctx, g, s.Scope, nil)
 	}
 	if args.Seconds < 0 || args.Seconds >= math.MaxInt64/int64(time.Second) || args.Nanoseconds >= uint32(time.Second) {
-		return nil, fault.New(fault.Invalid, fault.Call, "%d seconds and %d nanoseconds are no time that an agent can set", args.Seconds, args.Nanoseconds)
+		return nil, fault.New(fault.Invalid, fault.Call, "an agent cannot set a time of %d seconds and %d nanoseconds", args.Seconds, args.Nanoseconds)
 	}
 	to := time.Unix(args.Seconds, int64(args.Nanoseconds))
 	return nil, provision.SetTime(ctx, g, s.Scope, &to)
 }
 
-// passwordEncrypted says that the password is a hash already.
+// passwordEncrypted: the password is already a hash.
 const passwordEncrypted = 1
 
 func domainSetUserPassword(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainSetUserPasswordArgs) (*rpc.Void, error) {
@@ -110,7 +110,7 @@ func domainSetUserPassword(ctx context.Context, h *rpc.Handlers, s *rpc.Request,
 	if err != nil {
 		return nil, err
 	}
-	return nil, provision.SetPassword(ctx, g, s.Scope, given(args.User), given(args.Password), args.Flags&passwordEncrypted != 0)
+	return nil, provision.SetPassword(ctx, g, s.Scope, rpc.StringValue(args.User), rpc.StringValue(args.Password), args.Flags&passwordEncrypted != 0)
 }
 
 func domainGetFSInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainGetFSInfoArgs) (*xdr.DomainGetFSInfoRet, error) {
@@ -139,8 +139,8 @@ func domainGetFSInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args 
 	return ret, nil
 }
 
-// domainGetGuestVCPUs gives the processors that the guest itself sees, as lists of
-// their numbers.
+// domainGetGuestVCPUs returns the vCPUs that the guest itself sees, as lists of their
+// numbers.
 func domainGetGuestVCPUs(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainGetGuestVCPUsArgs) (*xdr.DomainGetGuestVCPUsRet, error) {
 	if _, err := rpc.ParamFlags("DOMAIN_GET_GUEST_VCPUS", args.Flags, 0); err != nil {
 		return nil, err
@@ -153,9 +153,9 @@ func domainGetGuestVCPUs(ctx context.Context, h *rpc.Handlers, s *rpc.Request, a
 	if err != nil {
 		return nil, err
 	}
-	var there, online, offlinable topology.CPUSet
+	var vcpus, online, offlinable topology.CPUSet
 	for _, c := range all {
-		there.Add(int(c.ID))
+		vcpus.Add(int(c.ID))
 		if c.Online {
 			online.Add(int(c.ID))
 		}
@@ -164,7 +164,7 @@ func domainGetGuestVCPUs(ctx context.Context, h *rpc.Handlers, s *rpc.Request, a
 		}
 	}
 	return &xdr.DomainGetGuestVCPUsRet{Params: []xdr.TypedParam{
-		{Field: "vcpus", Value: xdr.String(there.String())},
+		{Field: "vcpus", Value: xdr.String(vcpus.String())},
 		{Field: "online", Value: xdr.String(online.String())},
 		{Field: "offlinable", Value: xdr.String(offlinable.String())},
 	}}, nil

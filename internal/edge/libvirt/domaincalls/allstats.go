@@ -31,21 +31,21 @@ const (
 
 // Flags of statistics of all domains, beside the filters of lists.
 const (
-	StatsNoWait  = 1 << 29 // figures from QEMU may be left out when it is busy
-	statsBacking = 1 << 30 // backing images too, where there are figures for them
+	StatsNoWait  = 1 << 29 // statistics from QEMU may be left out when it is busy
+	statsBacking = 1 << 30 // backing images, too
 	statsEnforce = 1 << 31 // refuse groups that are not built
 )
 
 const (
-	// fewNamed is the largest number of named domains that get fresh samples. A call
-	// about more, or about all, is answered from the sampler's last samples.
-	fewNamed = 8
-	// NamedPatience bounds the wait for the samples of all named domains together.
-	NamedPatience = time.Second
+	// maxFreshGuests is the largest number of named domains for which new samples are taken. A
+	// call about more, or about all, is answered from the sampler's last samples.
+	maxFreshGuests = 8
+	// FreshStatsTimeout bounds the wait for the new samples of all named domains together.
+	FreshStatsTimeout = time.Second
 )
 
-// connectGetAllDomainStats gives the resource use of domains, from samples. It waits for
-// no guest and touches no disk, unless the client names a few domains and allows it.
+// connectGetAllDomainStats returns the resource use of domains, from samples. It waits for
+// no guest and reads no disk, unless the client names a few domains and does not set StatsNoWait.
 func connectGetAllDomainStats(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.ConnectGetAllDomainStatsArgs) (*xdr.ConnectGetAllDomainStatsRet, func(), error) {
 	const known = statsFilters | StatsNoWait | statsBacking | statsEnforce
 	if err := rpc.CheckFlags("CONNECT_GET_ALL_DOMAIN_STATS", args.Flags, known); err != nil {
@@ -54,7 +54,7 @@ func connectGetAllDomainStats(ctx context.Context, h *rpc.Handlers, s *rpc.Reque
 	if unknown := args.Stats &^ StatsGroups; unknown != 0 && args.Flags&statsEnforce != 0 {
 		return nil, nil, rpc.WithCode(rpc.CodeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "Stats types bits 0x%x are not supported by this daemon", unknown))
 	}
-	guests, err := statsSubjects(h, args)
+	guests, err := selectGuests(h, args)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -62,15 +62,15 @@ func connectGetAllDomainStats(ctx context.Context, h *rpc.Handlers, s *rpc.Reque
 	if wanted.Groups == 0 {
 		wanted.Groups = StatsGroups
 	}
-	if n := len(args.Domains); n > 0 && n <= fewNamed && args.Flags&StatsNoWait == 0 {
+	if n := len(args.Domains); n > 0 && n <= maxFreshGuests && args.Flags&StatsNoWait == 0 {
 		wanted.refresh(ctx, s.Scope, guests)
 	} else {
 		statistics.Refresh(h.Guests)
 	}
-	p := StatsRoom.Get().(*StatsParams)
+	p := StatsBuffers.Get().(*StatsParams)
 	done := func() {
 		p.List = p.List[:0]
-		StatsRoom.Put(p)
+		StatsBuffers.Put(p)
 	}
 	ret := &xdr.ConnectGetAllDomainStatsRet{Stats: make([]xdr.DomainStatsRecord, 0, len(guests))}
 	for _, g := range guests {
@@ -80,36 +80,37 @@ func connectGetAllDomainStats(ctx context.Context, h *rpc.Handlers, s *rpc.Reque
 		}
 		ret.Stats = append(ret.Stats, record)
 	}
-	Fit(ret.Stats, xdr.MaxPayload-StatsSlack)
+	FitStats(ret.Stats, xdr.MaxPayload-StatsOverhead)
 	return ret, done, nil
 }
 
-// StatsSlack is an upper bound, in bytes, on the part of an answer that is not records.
-const StatsSlack = 1 << 10
+// StatsOverhead is an upper bound, in bytes, on the part of a reply that is not records.
+const StatsOverhead = 1 << 10
 
-// Fit drops the last parameters of the largest records until the answer fits into so many bytes. A definition
-// may hold megabytes of paths; the owner of such guests takes no room from the records of other guests.
-func Fit(records []xdr.DomainStatsRecord, room int) {
+// FitStats drops the last parameters of the largest records until the reply fits into room bytes. A definition
+// may have megabytes of paths. So only the records of such guests are cut, and not those of others: the room is
+// shared max-min fairly.
+func FitStats(records []xdr.DomainStatsRecord, room int) {
 	sizes := make([]int, len(records))
-	whole := 0
+	total := 0
 	for i := range records {
 		sizes[i] = records[i].Size()
-		whole += sizes[i]
+		total += sizes[i]
 	}
-	if whole <= room {
+	if total <= room {
 		return
 	}
-	most := 0
+	limit := 0 // of one record
 	slices.Sort(sizes)
 	for i, size := range sizes {
-		if most = room / (len(sizes) - i); size > most {
+		if limit = room / (len(sizes) - i); size > limit {
 			break
 		}
 		room -= size
 	}
 	for i := range records {
 		r := &records[i]
-		for size := r.Size(); size > most && len(r.Params) > 0; {
+		for size := r.Size(); size > limit && len(r.Params) > 0; {
 			last := len(r.Params) - 1
 			size -= r.Params[last].Size()
 			r.Params = r.Params[:last]
@@ -117,9 +118,9 @@ func Fit(records []xdr.DomainStatsRecord, room int) {
 	}
 }
 
-// statsSubjects gives the guests that a call asks about: those named, or all
-// that pass its filters.
-func statsSubjects(h *rpc.Handlers, args *xdr.ConnectGetAllDomainStatsArgs) ([]*guest.Guest, error) {
+// selectGuests returns the guests that a call is about: of those that it names, or of all,
+// those that pass its filters.
+func selectGuests(h *rpc.Handlers, args *xdr.ConnectGetAllDomainStatsArgs) ([]*guest.Guest, error) {
 	var all []*guest.Guest
 	if len(args.Domains) == 0 {
 		all = h.Guests.All()
@@ -127,7 +128,7 @@ func statsSubjects(h *rpc.Handlers, args *xdr.ConnectGetAllDomainStatsArgs) ([]*
 	for _, d := range args.Domains {
 		g, err := FindGuest(h, d)
 		if fault.Is(err, fault.NotFound) {
-			continue // gone since the client listed it
+			continue // removed after the client listed it
 		}
 		if err != nil {
 			return nil, err
@@ -136,29 +137,28 @@ func statsSubjects(h *rpc.Handlers, args *xdr.ConnectGetAllDomainStatsArgs) ([]*
 	}
 	chosen := all[:0]
 	for _, g := range all {
-		if v := g.View(); v.Current() != nil && Matches(v, args.Flags&statsFilters) {
+		if v := g.View(); v.Current() != nil && MatchesFilters(v, args.Flags&statsFilters) {
 			chosen = append(chosen, g)
 		}
 	}
 	return chosen[:min(len(chosen), xdr.MaxDomainList)], nil
 }
 
-// StatsRequest holds the groups of figures that one call wants of each guest.
+// StatsRequest has the groups of statistics that a call wants of each guest.
 type StatsRequest struct {
 	Groups  uint32
-	Backing bool
-	// atRest are the sizes of the images of guests that do not run, where they
-	// were looked up.
-	atRest map[*guest.Guest]map[string]statistics.BlockInfo
+	Backing bool // those of backing images, too
+	// offlineSizes are the image sizes of guests that do not run, if they were read.
+	offlineSizes map[*guest.Guest]map[string]statistics.BlockInfo
 }
 
 // refresh takes new samples of a few guests, and waits for them for a bounded time.
-// For guests that do not run, it looks up the sizes of the images.
+// For guests that do not run, it reads the sizes of the images.
 func (r *StatsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*guest.Guest) {
 	if r.Groups&^StatsState == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, NamedPatience)
+	ctx, cancel := context.WithTimeout(ctx, FreshStatsTimeout)
 	defer cancel()
 	sizes := make([]map[string]statistics.BlockInfo, len(guests))
 	var all sync.WaitGroup
@@ -166,22 +166,22 @@ func (r *StatsRequest) refresh(ctx context.Context, sc scope.Scope, guests []*gu
 		all.Go(func() {
 			switch v := g.View(); {
 			case v.Active != nil:
-				_, _ = statistics.Stats(ctx, g, statsAge) // the result is in the guest's sample
+				_, _ = statistics.Stats(ctx, g, maxSampleAge) // the result is in the guest's sample
 			case r.Groups&StatsBlock != 0:
-				sizes[i] = sizesAtRest(ctx, sc, g, v)
+				sizes[i] = offlineImageSizes(ctx, sc, g, v)
 			}
 		})
 	}
 	all.Wait()
-	r.atRest = map[*guest.Guest]map[string]statistics.BlockInfo{}
+	r.offlineSizes = map[*guest.Guest]map[string]statistics.BlockInfo{}
 	for i, g := range guests {
-		r.atRest[g] = sizes[i]
+		r.offlineSizes[g] = sizes[i]
 	}
 }
 
-// sizesAtRest gives the image sizes of a guest that does not run, as far as they are
-// found in time.
-func sizesAtRest(ctx context.Context, sc scope.Scope, g *guest.Guest, v *guest.View) map[string]statistics.BlockInfo {
+// offlineImageSizes returns the image sizes of a guest that does not run, by the disks' targets. Those that
+// cannot be read in time are left out.
+func offlineImageSizes(ctx context.Context, sc scope.Scope, g *guest.Guest, v *guest.View) map[string]statistics.BlockInfo {
 	if v.Current() == nil {
 		return nil
 	}
@@ -197,11 +197,11 @@ func sizesAtRest(ctx context.Context, sc scope.Scope, g *guest.Guest, v *guest.V
 	return sizes
 }
 
-// record gives the statistics of one guest. Unknown values are left out.
+// record returns the statistics of one guest. Unknown values are left out.
 func (r *StatsRequest) record(p *StatsParams, g *guest.Guest) (xdr.DomainStatsRecord, error) {
 	v := g.View()
 	d, err := WireDomain(v)
-	if err != nil || v.Current() == nil { // it has gone meanwhile
+	if err != nil || v.Current() == nil { // it was removed meanwhile
 		return xdr.DomainStatsRecord{Domain: d}, err
 	}
 	st := new(machine.Stats)
@@ -210,16 +210,16 @@ func (r *StatsRequest) record(p *StatsParams, g *guest.Guest) (xdr.DomainStatsRe
 			st = sample
 		}
 	}
-	return xdr.DomainStatsRecord{Domain: d, Params: r.Figures(p, v, st, r.atRest[g])}, nil
+	return xdr.DomainStatsRecord{Domain: d, Params: r.Params(p, v, st, r.offlineSizes[g])}, nil
 }
 
-// Figures lists the groups that are wanted, from a sample that may be empty. It uses
-// only the names that libvirt documents, because clients parse them.
-// Lodge's own API gives the age of a sample.
-func (r *StatsRequest) Figures(p *StatsParams, v *guest.View, st *machine.Stats, atRest map[string]statistics.BlockInfo) []xdr.TypedParam {
+// Params returns the parameters of the wanted groups, from a sample that may be empty. It
+// uses only the names that libvirt documents, because clients parse them. So the age of a
+// sample is only in Lodge's own API.
+func (r *StatsRequest) Params(p *StatsParams, v *guest.View, st *machine.Stats, atRest map[string]statistics.BlockInfo) []xdr.TypedParam {
 	begin := len(p.List)
-	p.Most = begin + xdr.MaxDomainStatsParams
-	for _, part := range statsParts {
+	p.Max = begin + xdr.MaxDomainStatsParams
+	for _, part := range statsGroups {
 		if r.Groups&part.group != 0 {
 			part.add(p, v, st)
 		}
@@ -230,8 +230,8 @@ func (r *StatsRequest) Figures(p *StatsParams, v *guest.View, st *machine.Stats,
 	return p.List[begin:len(p.List):len(p.List)]
 }
 
-// statsParts are the groups that need only a view and a sample.
-var statsParts = []struct {
+// statsGroups are the groups that need only a view and a sample; disks also need the request.
+var statsGroups = []struct {
 	group uint32
 	add   func(*StatsParams, *guest.View, *machine.Stats)
 }{
@@ -243,86 +243,86 @@ var statsParts = []struct {
 	{StatsIOThread, (*StatsParams).iothreads},
 }
 
-// figureNames are the names of the figures of numbered items, such as
-// "net.0.rx.bytes". The names for the first numbers are made once: a call for a
+// statNames are the names of the statistics of numbered items, such as
+// "net.0.rx.bytes". The names for the first numbers are cached: a call for a
 // thousand guests needs a hundred thousand names.
-type figureNames struct {
+type statNames struct {
 	prefix   string
 	suffixes []string
-	made     [][]string
+	cached   [][]string
 }
 
-// NamesMade is up to which index the names of figures are made beforehand.
-const NamesMade = 32
+// CachedStatNames is the number of items of a kind whose names are cached.
+const CachedStatNames = 32
 
-func newFigureNames(prefix string, suffixes ...string) *figureNames {
-	n := &figureNames{prefix: prefix, suffixes: suffixes, made: make([][]string, NamesMade)}
-	for i := range n.made {
-		n.made[i] = n.make(uint(i))
+func newStatNames(prefix string, suffixes ...string) *statNames {
+	n := &statNames{prefix: prefix, suffixes: suffixes, cached: make([][]string, CachedStatNames)}
+	for i := range n.cached {
+		n.cached[i] = n.make(uint(i))
 	}
 	return n
 }
 
-// make builds the names for the item with number i.
-func (n *figureNames) make(i uint) []string {
+// make makes the names for the item with number i.
+func (n *statNames) make(i uint) []string {
 	prefix := n.prefix + strconv.FormatUint(uint64(i), 10) + "."
 	names := make([]string, len(n.suffixes))
-	for at, suffix := range n.suffixes {
-		names[at] = prefix + suffix
+	for j, suffix := range n.suffixes {
+		names[j] = prefix + suffix
 	}
 	return names
 }
 
-// of gives the names for the item with a number, in the order of the suffixes.
-func (n *figureNames) of(i uint) []string {
-	if i < uint(len(n.made)) {
-		return n.made[i]
+// of returns the names for the item with number i, in the order of the suffixes.
+func (n *statNames) of(i uint) []string {
+	if i < uint(len(n.cached)) {
+		return n.cached[i]
 	}
 	return n.make(i)
 }
 
-// StatsParams are the parameters of all guests of one call, one guest after the other.
+// StatsParams has the parameters of all guests of one call, guest by guest.
 type StatsParams struct{ rpc.ParamList }
 
-// StatsRoom keeps the buffers of earlier calls for later calls. A buffer takes megabytes
-// for some hundred guests, and is free once the reply is encoded.
-var StatsRoom = sync.Pool{New: func() any { return new(StatsParams) }}
+// StatsBuffers keeps the buffers of earlier calls for later calls. A buffer has megabytes
+// for some hundred guests, and is returned once the reply is encoded.
+var StatsBuffers = sync.Pool{New: func() any { return new(StatsParams) }}
 
-// state adds a guest's state and its reason, by libvirt's numbers.
+// state adds a guest's state and reason, as libvirt's numbers.
 func (p *StatsParams) state(v *guest.View, _ *machine.Stats) {
 	p.Add("state.state", xdr.Int(int32(v.State)))
 	p.Add("state.reason", xdr.Int(StateReasons[v.State][v.Reason]))
 }
 
-// cpu adds processor times in nanoseconds; nothing without a sample.
+// cpu adds CPU times in nanoseconds; nothing without a sample.
 func (p *StatsParams) cpu(_ *guest.View, st *machine.Stats) {
 	if st.At.IsZero() {
 		return
 	}
-	p.Number("cpu.time", uint64(st.CPU))
-	p.Number("cpu.user", uint64(st.User))
-	p.Number("cpu.system", uint64(st.System))
+	p.AddUint64("cpu.time", uint64(st.CPU))
+	p.AddUint64("cpu.user", uint64(st.User))
+	p.AddUint64("cpu.system", uint64(st.System))
 }
 
 func (p *StatsParams) balloon(v *guest.View, st *machine.Stats) {
-	p.Number("balloon.current", v.Current().CurrentMemory/1024)
-	p.Number("balloon.maximum", v.Current().Memory/1024)
-	for _, f := range BalloonFigures {
+	p.AddUint64("balloon.current", v.Current().CurrentMemory/1024)
+	p.AddUint64("balloon.maximum", v.Current().Memory/1024)
+	for _, f := range BalloonStats {
 		if value, ok := statistics.Figure(&st.Balloon, f.figure); ok {
-			p.Number(f.name, value/f.unit)
+			p.AddUint64(f.name, value/f.unit)
 		}
 	}
 	if !st.Balloon.Updated.IsZero() {
-		p.Number("balloon.last-update", uint64(st.Balloon.Updated.Unix()))
+		p.AddUint64("balloon.last-update", uint64(st.Balloon.Updated.Unix()))
 	}
 	if !st.At.IsZero() {
-		p.Number("balloon.rss", st.Resident/1024)
+		p.AddUint64("balloon.rss", st.Resident/1024)
 	}
 }
 
-// The figures of one processor. Two of libvirt's names are for the time that a
-// processor was ready to run and waited: one asks the scheduler's statistics,
-// the other its delays.
+// The statistics of one vCPU. Two of libvirt's names are for the time that a vCPU was
+// ready to run and waited: libvirt reads one from the scheduler's statistics, the other
+// from its delays.
 const (
 	vcpuState = iota
 	vcpuTime
@@ -330,9 +330,9 @@ const (
 	vcpuDelay
 )
 
-var vcpuNames = newFigureNames("vcpu.", "state", "time", "wait", "delay")
+var vcpuNames = newStatNames("vcpu.", "state", "time", "wait", "delay")
 
-// vcpus adds the numbers of virtual processors, and the sampled figures of each.
+// vcpus adds the numbers of vCPUs, and the sampled statistics of each.
 func (p *StatsParams) vcpus(v *guest.View, st *machine.Stats) {
 	def := v.Current()
 	p.Add("vcpu.current", xdr.Uint(uint32(def.VCPUs.Current)))
@@ -340,13 +340,13 @@ func (p *StatsParams) vcpus(v *guest.View, st *machine.Stats) {
 	for _, c := range st.VCPUs {
 		names := vcpuNames.of(c.Index)
 		p.Add(names[vcpuState], xdr.Int(vcpuRunning))
-		p.Number(names[vcpuTime], uint64(c.Time))
-		p.Number(names[vcpuWait], uint64(c.Waiting))
-		p.Number(names[vcpuDelay], uint64(c.Waiting))
+		p.AddUint64(names[vcpuTime], uint64(c.Time))
+		p.AddUint64(names[vcpuWait], uint64(c.Waiting))
+		p.AddUint64(names[vcpuDelay], uint64(c.Waiting))
 	}
 }
 
-// The figures of one interface.
+// The statistics of one interface.
 const (
 	netName = iota
 	netRxBytes
@@ -359,53 +359,53 @@ const (
 	netTxDropped
 )
 
-var netNames = newFigureNames("net.", "name", "rx.bytes", "rx.pkts", "rx.errs", "rx.drop", "tx.bytes", "tx.pkts", "tx.errs", "tx.drop")
+var netNames = newStatNames("net.", "name", "rx.bytes", "rx.pkts", "rx.errs", "rx.drop", "tx.bytes", "tx.pkts", "tx.errs", "tx.drop")
 
 func (p *StatsParams) interfaces(v *guest.View, st *machine.Stats) {
 	if v.Active == nil {
 		return
 	}
-	p.Count("net.count", len(v.Active.Devices.NICs))
+	p.AddCount("net.count", len(v.Active.Devices.NICs))
 	for i := range st.NICs {
 		n, names := &st.NICs[i], netNames.of(uint(i))
-		if n.IfName == "" { // libvirt gives no figures for it either, and numbers it all the same
+		if n.IfName == "" { // no statistics; as in libvirt, it has a number all the same
 			continue
 		}
 		p.Add(names[netName], xdr.String(n.IfName))
-		p.Number(names[netRxBytes], n.RxBytes)
-		p.Number(names[netRxPackets], n.RxPackets)
-		p.Number(names[netRxErrors], n.RxErrors)
-		p.Number(names[netRxDropped], n.RxDropped)
-		p.Number(names[netTxBytes], n.TxBytes)
-		p.Number(names[netTxPackets], n.TxPackets)
-		p.Number(names[netTxErrors], n.TxErrors)
-		p.Number(names[netTxDropped], n.TxDropped)
+		p.AddUint64(names[netRxBytes], n.RxBytes)
+		p.AddUint64(names[netRxPackets], n.RxPackets)
+		p.AddUint64(names[netRxErrors], n.RxErrors)
+		p.AddUint64(names[netRxDropped], n.RxDropped)
+		p.AddUint64(names[netTxBytes], n.TxBytes)
+		p.AddUint64(names[netTxPackets], n.TxPackets)
+		p.AddUint64(names[netTxErrors], n.TxErrors)
+		p.AddUint64(names[netTxDropped], n.TxDropped)
 	}
 }
 
-// The figures of one iothread.
+// The statistics of one iothread.
 const (
 	iothreadMax = iota
 	iothreadGrow
 	iothreadShrink
 )
 
-var iothreadNames = newFigureNames("iothread.", "poll-max-ns", "poll-grow", "poll-shrink")
+var iothreadNames = newStatNames("iothread.", "poll-max-ns", "poll-grow", "poll-shrink")
 
 func (p *StatsParams) iothreads(_ *guest.View, st *machine.Stats) {
 	if len(st.IOThreads) == 0 {
 		return
 	}
-	p.Count("iothread.count", len(st.IOThreads))
+	p.AddCount("iothread.count", len(st.IOThreads))
 	for _, t := range st.IOThreads {
 		names := iothreadNames.of(t.ID)
-		p.Number(names[iothreadMax], t.PollMax)
+		p.AddUint64(names[iothreadMax], t.PollMax)
 		p.Add(names[iothreadGrow], xdr.Uint(uint32(t.PollGrow)))
 		p.Add(names[iothreadShrink], xdr.Uint(uint32(t.PollShrink)))
 	}
 }
 
-// The figures of one image of a disk.
+// The statistics of one image of a disk.
 const (
 	blockName = iota
 	blockPath
@@ -423,25 +423,25 @@ const (
 	blockPhysical
 )
 
-var blockNames = newFigureNames("block.", "name", "path", "backingIndex", "rd.reqs", "rd.bytes", "rd.times",
+var blockNames = newStatNames("block.", "name", "path", "backingIndex", "rd.reqs", "rd.bytes", "rd.times",
 	"wr.reqs", "wr.bytes", "wr.times", "fl.reqs", "fl.times", "allocation", "capacity", "physical")
 
-// disks adds the figures of every disk, and of its backing images if they are wanted.
+// disks adds the statistics of every disk, and of its backing images if they are wanted.
 func (p *StatsParams) disks(v *guest.View, st *machine.Stats, backing bool, atRest map[string]statistics.BlockInfo) {
 	disks := v.Current().Devices.Disks
 	count := len(disks)
 	for i, d := range disks {
-		if s := sampled(st, d.Target, i); backing && s != nil {
+		if s := findDiskSample(st, d.Target, i); backing && s != nil {
 			count += len(s.Backing)
 		}
 	}
-	p.Count("block.count", count)
+	p.AddCount("block.count", count)
 	number := uint(0)
 	next := func(target, path string) (names []string) {
 		names = blockNames.of(number)
 		number++
 		p.Add(names[blockName], xdr.String(target))
-		p.Text(names[blockPath], path)
+		p.AddString(names[blockPath], path)
 		return names
 	}
 	for i, d := range disks {
@@ -449,7 +449,7 @@ func (p *StatsParams) disks(v *guest.View, st *machine.Stats, backing bool, atRe
 		if info, ok := atRest[d.Target]; ok {
 			p.sizes(names, info.Allocation, info.Capacity, info.Physical)
 		}
-		s := sampled(st, d.Target, i)
+		s := findDiskSample(st, d.Target, i)
 		if s == nil {
 			continue
 		}
@@ -473,11 +473,11 @@ func (p *StatsParams) disks(v *guest.View, st *machine.Stats, backing bool, atRe
 	}
 }
 
-// sampled finds the sample of a disk, which is where the disk is in its
-// definition unless one was plugged or unplugged since.
-func sampled(st *machine.Stats, target string, likely int) *machine.DiskStats {
-	if likely < len(st.Disks) && st.Disks[likely].Target == target {
-		return &st.Disks[likely]
+// findDiskSample finds the sample of a disk. It has the index of the disk in the definition,
+// unless a disk was attached or detached after the sample was taken.
+func findDiskSample(st *machine.Stats, target string, index int) *machine.DiskStats {
+	if index < len(st.Disks) && st.Disks[index].Target == target {
+		return &st.Disks[index]
 	}
 	for i := range st.Disks {
 		if st.Disks[i].Target == target {
@@ -488,23 +488,23 @@ func sampled(st *machine.Stats, target string, likely int) *machine.DiskStats {
 }
 
 func (p *StatsParams) traffic(names []string, s *machine.DiskStats) {
-	p.Number(names[blockReadOps], s.ReadOps)
-	p.Number(names[blockReadBytes], s.ReadBytes)
-	p.Number(names[blockReadTime], uint64(s.ReadTime))
-	p.Number(names[blockWriteOps], s.WriteOps)
-	p.Number(names[blockWriteBytes], s.WriteBytes)
-	p.Number(names[blockWriteTime], uint64(s.WriteTime))
-	p.Number(names[blockFlushOps], s.FlushOps)
-	p.Number(names[blockFlushTime], uint64(s.FlushTime))
+	p.AddUint64(names[blockReadOps], s.ReadOps)
+	p.AddUint64(names[blockReadBytes], s.ReadBytes)
+	p.AddUint64(names[blockReadTime], uint64(s.ReadTime))
+	p.AddUint64(names[blockWriteOps], s.WriteOps)
+	p.AddUint64(names[blockWriteBytes], s.WriteBytes)
+	p.AddUint64(names[blockWriteTime], uint64(s.WriteTime))
+	p.AddUint64(names[blockFlushOps], s.FlushOps)
+	p.AddUint64(names[blockFlushTime], uint64(s.FlushTime))
 }
 
 // sizes adds an image's sizes in bytes. It leaves out a capacity or physical size of zero.
 func (p *StatsParams) sizes(names []string, allocation, capacity, physical uint64) {
-	p.Number(names[blockAllocation], allocation)
+	p.AddUint64(names[blockAllocation], allocation)
 	if capacity > 0 {
-		p.Number(names[blockCapacity], capacity)
+		p.AddUint64(names[blockCapacity], capacity)
 	}
 	if physical > 0 {
-		p.Number(names[blockPhysical], physical)
+		p.AddUint64(names[blockPhysical], physical)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/blockjob"
 )
 
-// DomainBlockJobCalls start, report and end QEMU's jobs on a disk's backing chain.
+// DomainBlockJobCalls start, report and end QEMU's block jobs.
 func DomainBlockJobCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainBlockCommit, domainBlockCommit)
 	rpc.On(g, xdr.ProcDomainBlockJobAbort, domainBlockJobAbort)
@@ -35,12 +35,12 @@ const (
 
 func domainBlockCommit(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainBlockCommitArgs) (*rpc.Void, error) {
 	if args.Flags&commitDelete != 0 {
-		return nil, fault.New(fault.Unsupported, fault.Call, "virsh blockcommit --delete is not built; delete the images that were committed yourself, with virsh vol-delete")
+		return nil, fault.New(fault.Unsupported, fault.Call, "virsh blockcommit --delete is not built; delete the committed images yourself, with virsh vol-delete")
 	}
 	if err := rpc.CheckFlags("DOMAIN_BLOCK_COMMIT", args.Flags, commitShallow|commitActive|commitRelative|commitBytes); err != nil {
 		return nil, err
 	}
-	speed, err := bytesASecond(args.Bandwidth, args.Flags&commitBytes != 0)
+	speed, err := bandwidthBytes(args.Bandwidth, args.Flags&commitBytes != 0)
 	if err != nil {
 		return nil, err
 	}
@@ -48,8 +48,8 @@ func domainBlockCommit(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 	if err != nil {
 		return nil, err
 	}
-	return nil, ofBlockJob(blockjob.BlockCommit(ctx, g, s.Scope, args.Disk, blockjob.CommitOptions{
-		Base: given(args.Base), Top: given(args.Top), Speed: speed,
+	return nil, blockJobError(blockjob.BlockCommit(ctx, g, s.Scope, args.Disk, blockjob.CommitOptions{
+		Base: rpc.StringValue(args.Base), Top: rpc.StringValue(args.Top), Speed: speed,
 		Shallow: args.Flags&commitShallow != 0, Active: args.Flags&commitActive != 0, Relative: args.Flags&commitRelative != 0,
 	}))
 }
@@ -62,7 +62,7 @@ func domainBlockJobAbort(ctx context.Context, h *rpc.Handlers, s *rpc.Request, a
 	if err != nil {
 		return nil, err
 	}
-	return nil, ofBlockJob(blockjob.EndBlockJob(ctx, g, s.Scope, args.Path, args.Flags&abortPivot != 0, args.Flags&abortAsync != 0))
+	return nil, blockJobError(blockjob.EndBlockJob(ctx, g, s.Scope, args.Path, args.Flags&abortPivot != 0, args.Flags&abortAsync != 0))
 }
 
 func domainGetBlockJobInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainGetBlockJobInfoArgs) (*xdr.DomainGetBlockJobInfoRet, error) {
@@ -88,7 +88,7 @@ func domainBlockJobSetSpeed(ctx context.Context, h *rpc.Handlers, s *rpc.Request
 	if err := rpc.CheckFlags("DOMAIN_BLOCK_JOB_SET_SPEED", args.Flags, speedBytes); err != nil {
 		return nil, err
 	}
-	speed, err := bytesASecond(args.Bandwidth, args.Flags&speedBytes != 0)
+	speed, err := bandwidthBytes(args.Bandwidth, args.Flags&speedBytes != 0)
 	if err != nil {
 		return nil, err
 	}
@@ -99,20 +99,20 @@ func domainBlockJobSetSpeed(ctx context.Context, h *rpc.Handlers, s *rpc.Request
 	return nil, blockjob.SetBlockJobSpeed(ctx, g, s.Scope, args.Path, speed)
 }
 
-// bytesASecond gives a bandwidth that is in MiB a second unless it is in bytes.
-func bytesASecond(bandwidth uint64, bytes bool) (uint64, error) {
-	const most = math.MaxInt64 >> 20
+// bandwidthBytes returns a bandwidth in bytes a second; bytes: it is in that unit, and not in MiB a second.
+func bandwidthBytes(bandwidth uint64, bytes bool) (uint64, error) {
+	const limit = math.MaxInt64 >> 20
 	switch {
 	case bytes:
 		return bandwidth, nil
-	case bandwidth > most:
-		return 0, rpc.WithCode(rpc.CodeOverflow, fault.New(fault.Invalid, fault.Call, "bandwidth must be less than %d", uint64(most)))
+	case bandwidth > limit:
+		return 0, rpc.WithCode(rpc.CodeOverflow, fault.New(fault.Invalid, fault.Call, "bandwidth must be less than %d", uint64(limit)))
 	}
 	return bandwidth << 20, nil
 }
 
-// ofBlockJob gives libvirt's own code for a disk that has a job which is not ready, or which is in the way.
-func ofBlockJob(err error) error {
+// blockJobError gives an error about a disk with another job, or one that is not ready, libvirt's code for that.
+func blockJobError(err error) error {
 	if fault.Is(err, fault.Busy) && fault.About(err) == fault.Device {
 		return rpc.WithCode(rpc.CodeBlockCopyActive, err)
 	}

@@ -10,20 +10,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// cpuTotal as the first processor asks for the sum over all.
-const cpuTotal = -1
+// allCPUs as the first CPU asks for the sum over all.
+const allCPUs = -1
 
-// maxStatsCPUs is the greatest number of processors that one call may ask for.
+// maxStatsCPUs is the largest number of CPUs that one call may ask for.
 const maxStatsCPUs = 128
 
-// domainGetCPUStats gives the processor time that a domain used, in total or on each
-// processor of the host. Without room for parameters it gives their number for one
-// processor; asked for no processors, it gives the number of processors.
+// domainGetCPUStats returns the CPU time that a domain used, in total or on each CPU
+// of the host, in nanoseconds. With room for no parameters it returns their number for
+// one CPU; asked for no CPUs, it returns the number of CPUs.
 func domainGetCPUStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetCPUStatsArgs) (*xdr.DomainGetCPUStatsRet, error) {
 	if _, err := rpc.ParamFlags("DOMAIN_GET_CPU_STATS", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	g, _, err := active(h, args.Domain)
+	g, _, err := activeGuest(h, args.Domain)
 	if err != nil {
 		return nil, err
 	}
@@ -31,12 +31,12 @@ func domainGetCPUStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args 
 	if err != nil {
 		return nil, err
 	}
-	if args.StartCPU == cpuTotal {
+	if args.StartCPU == allCPUs {
 		if args.NCPUs != 1 {
-			return nil, fault.New(fault.Invalid, fault.Call, "the total is asked for alone, and not for %d processors", args.NCPUs)
+			return nil, fault.New(fault.Invalid, fault.Call, "the total is one entry; ask for 1 CPU, not for %d", args.NCPUs)
 		}
 		ret := new(xdr.DomainGetCPUStatsRet)
-		ret.Params, ret.NParams, err = rpc.TwoPhase(cpuTotals(used), int32(min(args.NParams, xdr.MaxDomainCPUStats)))
+		ret.Params, ret.NParams, err = rpc.ParamsOrCount(cpuTotals(used), int32(min(args.NParams, xdr.MaxDomainCPUStats)))
 		return ret, err
 	}
 	return CPUTimes(used, args)
@@ -50,11 +50,11 @@ func cpuTotals(used kernel.GroupStats) []xdr.TypedParam {
 	}
 }
 
-// CPUTimes answers for single processors: one figure for each.
+// CPUTimes answers for single CPUs, with one parameter for each.
 func CPUTimes(used kernel.GroupStats, args *xdr.DomainGetCPUStatsArgs) (*xdr.DomainGetCPUStatsRet, error) {
 	switch count := len(used.PerCPU); {
 	case count == 0:
-		return nil, fault.New(fault.Unsupported, fault.Host, "this host does not count the time of a domain on single processors")
+		return nil, fault.New(fault.Unsupported, fault.Host, "this host does not count the time of a domain on single CPUs")
 	case args.NCPUs == 0:
 		return &xdr.DomainGetCPUStatsRet{NParams: int32(count)}, nil
 	case args.StartCPU < 0 || int(args.StartCPU) >= count:

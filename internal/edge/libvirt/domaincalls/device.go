@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/machine"
 )
 
-// DomainDeviceCalls plug, unplug and change devices.
+// DomainDeviceCalls attach, detach and update devices.
 func DomainDeviceCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainAttachDevice, domainAttachDevice)
 	rpc.On(g, xdr.ProcDomainAttachDeviceFlags, domainAttachDeviceFlags)
@@ -19,10 +19,10 @@ func DomainDeviceCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainUpdateDeviceFlags, domainUpdateDeviceFlags)
 }
 
-// updateForce changes a device although the guest holds on to it.
+// updateForce changes a medium even if the guest has locked the tray.
 const updateForce = 4
 
-// domainAttachDevice, the older call, is for running guests alone.
+// domainAttachDevice, the older call, is for running guests only.
 func domainAttachDevice(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainAttachDeviceArgs) (*rpc.Void, error) {
 	g, err := FindGuest(h, args.Domain)
 	if err != nil {

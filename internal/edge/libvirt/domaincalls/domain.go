@@ -13,13 +13,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// FindGuest finds the guest that a call is about. Its UUID alone counts: name and
-// ID may have changed since the client learnt them.
+// FindGuest finds the guest that a call is about, by its UUID: name and ID may have
+// changed since the client read them.
 func FindGuest(h *rpc.Handlers, d xdr.Domain) (*guest.Guest, error) {
 	return h.Guests.ByUUID(rpc.FormatUUID(d.UUID))
 }
 
-// ViewOf finds a guest's present view.
+// ViewOf returns the current view of the guest that a call is about.
 func ViewOf(h *rpc.Handlers, d xdr.Domain) (*guest.View, error) {
 	g, err := FindGuest(h, d)
 	if err != nil {
@@ -28,8 +28,8 @@ func ViewOf(h *rpc.Handlers, d xdr.Domain) (*guest.View, error) {
 	return g.View(), nil
 }
 
-// active finds the view of a guest that must have a process.
-func active(h *rpc.Handlers, d xdr.Domain) (*guest.Guest, *guest.View, error) {
+// activeGuest finds a guest that must be running, with its view.
+func activeGuest(h *rpc.Handlers, d xdr.Domain) (*guest.Guest, *guest.View, error) {
 	g, err := FindGuest(h, d)
 	if err != nil {
 		return nil, nil, err
@@ -45,14 +45,14 @@ func errNotRunning() error {
 	return fault.New(fault.WrongState, fault.Domain, "domain is not running")
 }
 
-// WireDomain names a guest on the wire.
+// WireDomain returns a guest's name, UUID and ID as messages have them.
 func WireDomain(v *guest.View) (xdr.Domain, error) {
 	id, err := rpc.ParseUUID(v.UUID)
 	return xdr.Domain{Name: v.Name, UUID: id, ID: int32(v.ID)}, err
 }
 
-// reference is the result of calls that give a domain.
-func reference(g *guest.Guest, err error) (*xdr.WithDomain, error) {
+// domainReply returns the reply of calls that return a domain, or the error.
+func domainReply(g *guest.Guest, err error) (*xdr.WithDomain, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,8 @@ func reference(g *guest.Guest, err error) (*xdr.WithDomain, error) {
 	return &xdr.WithDomain{Domain: d}, err
 }
 
-// Which definition a call affects; neither: the running one, or the only one.
+// The definitions that a call affects (virDomainModificationImpact); neither: the running
+// one, or the only one.
 const (
 	affectLive   = 1
 	AffectConfig = 2
@@ -72,11 +73,11 @@ func affect(flags uint32) machine.Affect {
 	return machine.Affect{Live: flags&affectLive != 0, Config: flags&AffectConfig != 0}
 }
 
-// definition gives the definition that a reader's flags mean.
-func definition(v *guest.View, flags uint32) (*domain.Definition, error) {
+// definitionByFlags returns the definition that the flags of a getter select.
+func definitionByFlags(v *guest.View, flags uint32) (*domain.Definition, error) {
 	switch {
 	case flags&affectBoth == affectBoth:
-		return nil, fault.New(fault.Invalid, fault.Call, "a reader asks for the live or for the config definition, not for both")
+		return nil, fault.New(fault.Invalid, fault.Call, "the flags live and config exclude each other in a call that reads")
 	case flags&affectLive != 0 && v.Active == nil:
 		return nil, errNotRunning()
 	case flags&AffectConfig != 0 && v.Inactive == nil:
@@ -93,20 +94,20 @@ func definition(v *guest.View, flags uint32) (*domain.Definition, error) {
 	return v.Current(), nil
 }
 
-// asValidation gives the error of a document that was to be validated the code
-// on which clients offer to go on without that. One that is not XML at all
-// keeps its own.
-func asValidation(doc string, validate bool, err error) error {
+// validationError gives an error of a document that was to be validated libvirt's code
+// for an invalid schema: then clients offer to continue without validation. An error of
+// a document that is not XML keeps its code.
+func validationError(doc string, validate bool, err error) error {
 	if !validate || !fault.Is(err, fault.Invalid) || fault.About(err) != fault.XML {
 		return err
 	}
-	if _, broken := xmltree.Parse(doc); broken != nil {
+	if _, notXML := xmltree.Parse(doc); notXML != nil {
 		return err
 	}
 	return rpc.WithCode(rpc.CodeXMLSchema, err)
 }
 
-// domainCall makes a handler that runs one method of a guest, without flags.
+// domainCall makes a handler, for a call without flags, that runs a function on a guest.
 func domainCall(do func(context.Context, *guest.Guest, scope.Scope) error) func(context.Context, *rpc.Handlers, *rpc.Request, *xdr.WithDomain) (*rpc.Void, error) {
 	return func(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithDomain) (*rpc.Void, error) {
 		g, err := FindGuest(h, args.Domain)
@@ -117,7 +118,7 @@ func domainCall(do func(context.Context, *guest.Guest, scope.Scope) error) func(
 	}
 }
 
-// flaggedCall makes a handler that runs one function on a guest and accepts the given flags.
+// flaggedCall makes a handler, for a call with flags, that runs a function on a guest.
 func flaggedCall(call string, known uint32, do func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error,
 ) func(context.Context, *rpc.Handlers, *rpc.Request, *xdr.WithDomainFlags) (*rpc.Void, error) {
 	return func(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithDomainFlags) (*rpc.Void, error) {

@@ -11,13 +11,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// DomainDumpCalls write a domain's memory to files, for debuggers.
+// DomainDumpCalls write a domain's memory to a file for a debugger.
 func DomainDumpCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainCoreDump, domainCoreDump)
 	rpc.On(g, xdr.ProcDomainCoreDumpWithFormat, domainCoreDumpWithFormat)
 }
 
-// dumpFormats are QEMU's names of the formats of memory, by libvirt's numbers.
+// dumpFormats are QEMU's names of the dump formats, by libvirt's numbers.
 var dumpFormats = []string{"elf", "kdump-zlib", "kdump-lzo", "kdump-snappy", "win-dmp", "kdump-raw-zlib", "kdump-raw-lzo", "kdump-raw-snappy"}
 
 func domainCoreDump(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainCoreDumpArgs) (*rpc.Void, error) {
@@ -40,7 +40,7 @@ func dump(ctx context.Context, h *rpc.Handlers, sc scope.Scope, call string, d x
 	return nil, savestate.Dump(ctx, g, sc, to, o)
 }
 
-// DumpOptions reads the flags of a dump.
+// DumpOptions converts the flags of a dump.
 func DumpOptions(call string, format, flags uint32) (savestate.DumpOptions, error) {
 	o := savestate.DumpOptions{
 		Live: flags&rpc.DumpLive != 0, Crash: flags&rpc.DumpCrash != 0, Reset: flags&rpc.DumpReset != 0, BypassCache: flags&rpc.DumpBypassCache != 0,
@@ -50,7 +50,7 @@ func DumpOptions(call string, format, flags uint32) (savestate.DumpOptions, erro
 	}
 	switch {
 	case bits.OnesCount32(flags&(rpc.DumpCrash|rpc.DumpLive|rpc.DumpReset)) > 1:
-		return o, fault.New(fault.Invalid, fault.Call, "flags to crash, to reset and to run on exclude each other")
+		return o, fault.New(fault.Invalid, fault.Call, "the flags crash, live and reset exclude each other")
 	case format >= uint32(len(dumpFormats)):
 		return o, fault.New(fault.Invalid, fault.Call, "there is no dump format %d", format)
 	case flags&rpc.DumpMemoryOnly != 0:

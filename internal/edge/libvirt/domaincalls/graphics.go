@@ -12,14 +12,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/console"
 )
 
-// DomainGraphicsCalls connect clients to a domain's displays, over sockets that
-// travel with the call or with its reply.
+// DomainGraphicsCalls connect clients to a domain's displays, over a socket that
+// comes with the call or goes with its reply.
 func DomainGraphicsCalls(g rpc.Group) {
 	rpc.OnFilesIn(g, xdr.ProcDomainOpenGraphics, domainOpenGraphics)
 	rpc.OnFilesOut(g, xdr.ProcDomainOpenGraphicsFD, domainOpenGraphicsFD)
 }
 
-// graphicsSkipAuth lets the client in without the display's password.
+// graphicsSkipAuth connects the client without the display's password.
 const graphicsSkipAuth = 1
 
 func domainOpenGraphics(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainOpenGraphicsArgs, files []*os.File) (*rpc.Void, error) {
@@ -28,7 +28,7 @@ func domainOpenGraphics(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 		return nil, err
 	}
 	if len(files) != 1 {
-		return nil, fault.New(fault.Invalid, fault.Call, "%s needs one descriptor, and came with %d", call, len(files))
+		return nil, fault.New(fault.Invalid, fault.Call, "%s needs one descriptor and came with %d", call, len(files))
 	}
 	g, err := FindGuest(h, args.Domain)
 	if err != nil {

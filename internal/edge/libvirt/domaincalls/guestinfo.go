@@ -13,23 +13,24 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// guestInfo is one type of information from an agent: its bit, and the function that asks for it.
+// guestInfo is one type of information from an agent: its flag, and the function that asks the agent
+// and adds the parameters.
 type guestInfo struct {
-	bit  uint32
-	tell func(context.Context, scope.Scope, *guest.Guest, *rpc.ParamList) error
+	bit uint32
+	add func(context.Context, scope.Scope, *guest.Guest, *rpc.ParamList) error
 }
 
 var guestInfos = []guestInfo{
-	{1, tellUsers},
-	{2, tellOS},
-	{4, tellTimezone},
-	{8, tellHostname},
-	{16, tellFileSystems},
-	{64, tellInterfaces},
+	{1, addUsers},
+	{2, addOS},
+	{4, addTimezone},
+	{8, addHostname},
+	{16, addFileSystems},
+	{64, addInterfaces},
 }
 
-// domainGetGuestInfo gives the information that the client asked for. If the client
-// names no types, it gives all that the agent can answer and leaves out the rest.
+// domainGetGuestInfo returns the types of information that the client asked for. If the
+// client names none, it returns all that the agent supports.
 func domainGetGuestInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainGetGuestInfoArgs) (*xdr.DomainGetGuestInfoRet, error) {
 	if _, err := rpc.ParamFlags("DOMAIN_GET_GUEST_INFO", args.Flags, 0); err != nil {
 		return nil, err
@@ -45,12 +46,12 @@ func domainGetGuestInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 	if err != nil {
 		return nil, err
 	}
-	p := &rpc.ParamList{Most: xdr.MaxDomainGuestInfoParams}
+	p := &rpc.ParamList{Max: xdr.MaxDomainGuestInfoParams}
 	for _, i := range guestInfos {
 		if args.Types != 0 && args.Types&i.bit == 0 {
 			continue
 		}
-		err := i.tell(ctx, s.Scope, g, p)
+		err := i.add(ctx, s.Scope, g, p)
 		if args.Types == 0 && fault.Is(err, fault.Unsupported) {
 			continue
 		}
@@ -61,88 +62,88 @@ func domainGetGuestInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 	return &xdr.DomainGetGuestInfoRet{Params: p.List}, nil
 }
 
-func tellUsers(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addUsers(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	users, err := provision.Users(ctx, g, sc)
 	if err != nil {
 		return err
 	}
-	p.Count("user.count", len(users))
+	p.AddCount("user.count", len(users))
 	for i, u := range users {
 		prefix := fmt.Sprintf("user.%d.", i)
 		p.Add(prefix+"name", xdr.String(u.Name))
-		p.Text(prefix+"domain", u.Domain)
-		p.Number(prefix+"login-time", uint64(max(0, u.Login*1000)))
+		p.AddString(prefix+"domain", u.Domain)
+		p.AddUint64(prefix+"login-time", uint64(max(0, u.Login*1000)))
 	}
 	return nil
 }
 
-func tellOS(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addOS(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	info, err := provision.OSInfo(ctx, g, sc)
 	if err != nil {
 		return err
 	}
 	for _, field := range []string{"id", "name", "pretty-name", "version", "version-id", "machine", "variant", "variant-id", "kernel-release", "kernel-version"} {
-		p.Text("os."+field, info[field])
+		p.AddString("os."+field, info[field])
 	}
 	return nil
 }
 
-func tellTimezone(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addTimezone(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	name, ahead, err := provision.Timezone(ctx, g, sc)
 	if err != nil {
 		return err
 	}
-	p.Text("timezone.name", name)
+	p.AddString("timezone.name", name)
 	p.Add("timezone.offset", xdr.Int(int32(ahead.Seconds())))
 	return nil
 }
 
-func tellHostname(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addHostname(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	name, err := provision.AgentHostname(ctx, g, sc)
-	p.Text("hostname", name)
+	p.AddString("hostname", name)
 	return err
 }
 
-func tellFileSystems(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addFileSystems(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	found, err := provision.FileSystems(ctx, g, sc)
 	if err != nil {
 		return err
 	}
-	p.Count("fs.count", len(found))
+	p.AddCount("fs.count", len(found))
 	for i, f := range found {
 		prefix := fmt.Sprintf("fs.%d.", i)
 		p.Add(prefix+"name", xdr.String(f.Name))
 		p.Add(prefix+"mountpoint", xdr.String(f.MountPoint))
 		p.Add(prefix+"fstype", xdr.String(f.Type))
 		if f.Total != nil {
-			p.Number(prefix+"total-bytes", *f.Total)
+			p.AddUint64(prefix+"total-bytes", *f.Total)
 		}
 		if f.Used != nil {
-			p.Number(prefix+"used-bytes", *f.Used)
+			p.AddUint64(prefix+"used-bytes", *f.Used)
 		}
-		p.Count(prefix+"disk.count", len(f.Disks))
+		p.AddCount(prefix+"disk.count", len(f.Disks))
 		for j, d := range f.Disks {
 			disk := fmt.Sprintf("%sdisk.%d.", prefix, j)
-			p.Text(disk+"alias", d.Target)
-			p.Text(disk+"serial", d.Serial)
-			p.Text(disk+"device", d.Device)
+			p.AddString(disk+"alias", d.Target)
+			p.AddString(disk+"serial", d.Serial)
+			p.AddString(disk+"device", d.Device)
 		}
 	}
 	return nil
 }
 
-func tellInterfaces(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
+func addInterfaces(ctx context.Context, sc scope.Scope, g *guest.Guest, p *rpc.ParamList) error {
 	found, err := hotplug.Addresses(ctx, g, sc, hotplug.ByAgent)
 	if err != nil {
 		return err
 	}
-	p.Count("if.count", len(found))
+	p.AddCount("if.count", len(found))
 	for i, f := range found {
 		prefix := fmt.Sprintf("if.%d.", i)
 		p.Add(prefix+"name", xdr.String(f.Name))
-		p.Text(prefix+"hwaddr", f.MAC)
+		p.AddString(prefix+"hwaddr", f.MAC)
 		if len(f.Addresses) > 0 {
-			p.Count(prefix+"addr.count", len(f.Addresses))
+			p.AddCount(prefix+"addr.count", len(f.Addresses))
 		}
 		for j, a := range f.Addresses {
 			address, kind := fmt.Sprintf("%saddr.%d.", prefix, j), "ipv4"

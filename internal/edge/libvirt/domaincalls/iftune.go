@@ -19,7 +19,7 @@ func DomainInterfaceTuneCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainSetInterfaceParameters, domainSetInterfaceParameters)
 }
 
-// rateField is one number of the bounds of an interface.
+// rateField is one number of the bandwidth limits of an interface.
 type rateField struct {
 	name string
 	of   func(*device.Rate) *uint64
@@ -38,8 +38,8 @@ var outboundFields = []rateField{
 	{"outbound.burst", func(r *device.Rate) *uint64 { return &r.Burst }},
 }
 
-// findInterface finds an interface of a definition by its MAC address or by its
-// name on the host.
+// findInterface finds an interface of a definition by its MAC address or by the name
+// of its tap device.
 func findInterface(d *domain.Definition, name string) (*device.NIC, error) {
 	for _, n := range d.Devices.NICs {
 		if name != "" && (strings.EqualFold(n.MAC, name) || n.Target == name) {
@@ -49,7 +49,7 @@ func findInterface(d *domain.Definition, name string) (*device.NIC, error) {
 	return nil, fault.New(fault.Invalid, fault.Call, "cannot find network device %s", name)
 }
 
-// domainGetInterfaceParameters gives the bounds of one interface.
+// domainGetInterfaceParameters returns the bandwidth limits of one interface.
 func domainGetInterfaceParameters(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetInterfaceParametersArgs) (*xdr.DomainGetInterfaceParametersRet, error) {
 	def, err := paramDefinition(h, "DOMAIN_GET_INTERFACE_PARAMETERS", args.Domain, args.Flags)
 	if err != nil {
@@ -60,7 +60,7 @@ func domainGetInterfaceParameters(_ context.Context, h *rpc.Handlers, _ *rpc.Req
 		return nil, err
 	}
 	var params []xdr.TypedParam
-	tell := func(r *device.Rate, fields []rateField) {
+	add := func(r *device.Rate, fields []rateField) {
 		if r == nil {
 			r = &device.Rate{}
 		}
@@ -68,10 +68,10 @@ func domainGetInterfaceParameters(_ context.Context, h *rpc.Handlers, _ *rpc.Req
 			params = append(params, xdr.TypedParam{Field: f.name, Value: xdr.Uint(uint32(*f.of(r)))})
 		}
 	}
-	tell(n.Inbound, inboundFields)
-	tell(n.Outbound, outboundFields)
+	add(n.Inbound, inboundFields)
+	add(n.Outbound, outboundFields)
 	ret := new(xdr.DomainGetInterfaceParametersRet)
-	ret.Params, ret.NParams, err = rpc.TwoPhase(params, args.NParams)
+	ret.Params, ret.NParams, err = rpc.ParamsOrCount(params, args.NParams)
 	return ret, err
 }
 
@@ -93,17 +93,17 @@ func domainSetInterfaceParameters(ctx context.Context, h *rpc.Handlers, s *rpc.R
 			return err
 		}
 		if in != nil {
-			n.Inbound = OrUnbounded(*in)
+			n.Inbound = NilIfUnlimited(*in)
 		}
 		if out != nil {
-			n.Outbound = OrUnbounded(*out)
+			n.Outbound = NilIfUnlimited(*out)
 		}
 		return nil
 	})
 }
 
-// InterfaceRates reads the rates to set for each direction; nil for a direction
-// without parameters. A missing value of a named direction is zero.
+// InterfaceRates returns the limits to set for each direction; nil for a direction
+// without parameters. A parameter that is missing in a direction with others is zero.
 func InterfaceRates(params []xdr.TypedParam) (in, out *device.Rate, err error) {
 	set := func(rate **device.Rate, fields []rateField, p xdr.TypedParam) (known bool, err error) {
 		for _, f := range fields {
@@ -111,7 +111,7 @@ func InterfaceRates(params []xdr.TypedParam) (in, out *device.Rate, err error) {
 				if *rate == nil {
 					*rate = &device.Rate{}
 				}
-				return true, unsigned(p.Value, f.of(*rate))
+				return true, toUint64(p.Value, f.of(*rate))
 			}
 		}
 		return false, nil
@@ -131,8 +131,8 @@ func InterfaceRates(params []xdr.TypedParam) (in, out *device.Rate, err error) {
 	return in, out, nil
 }
 
-// OrUnbounded is nil for a rate without an average: that takes a bound away.
-func OrUnbounded(r device.Rate) *device.Rate {
+// NilIfUnlimited returns nil for a rate without average and floor, which removes the limit.
+func NilIfUnlimited(r device.Rate) *device.Rate {
 	if r.Average == 0 && r.Floor == 0 {
 		return nil
 	}

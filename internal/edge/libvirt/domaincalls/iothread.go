@@ -25,27 +25,27 @@ func domainGetIOThreadInfo(ctx context.Context, h *rpc.Handlers, _ *rpc.Request,
 		return nil, err
 	}
 	v := g.View()
-	def, err := definition(v, args.Flags)
+	def, err := definitionByFlags(v, args.Flags)
 	if err != nil {
 		return nil, err
 	}
 	ret := new(xdr.DomainGetIOThreadInfoRet)
-	tell := func(id uint, may topology.CPUSet) {
+	add := func(id uint, cpus topology.CPUSet) {
 		if len(ret.Info) < xdr.MaxIOThreadInfo {
-			mask := may.Intersect(h.Host.Facts().Topology.Present).Map(h.Host.Facts().Topology.Present.Max() + 1)
+			mask := cpus.Intersect(h.Host.Facts().Topology.Present).Map(h.Host.Facts().Topology.Present.Max() + 1)
 			ret.Info = append(ret.Info, xdr.DomainIOThreadInfo{IOThreadID: uint32(id), CPUMap: mask})
 			ret.Count++
 		}
 	}
 	if def != v.Active {
 		for id := uint(1); id <= def.IOThreads; id++ {
-			tell(id, bound(h, def, def.Tune.IOThreadPins[id]))
+			add(id, allowedCPUs(h, def, def.Tune.IOThreadPins[id]))
 		}
 		return ret, nil
 	}
 	threads, err := g.IOThreads(ctx)
 	for _, t := range threads {
-		tell(t.ID, t.Affinity)
+		add(t.ID, t.Affinity)
 	}
 	return ret, err
 }
@@ -54,7 +54,7 @@ func domainPinIOThread(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 	if err := rpc.CheckFlags("DOMAIN_PIN_IOTHREAD", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
-	to, err := pinTarget(h, args.CPUMap)
+	to, err := parsePinMap(h, args.CPUMap)
 	if err != nil {
 		return nil, err
 	}

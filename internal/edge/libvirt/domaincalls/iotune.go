@@ -20,9 +20,8 @@ func DomainIOTuneCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainBlockResize, domainBlockResize)
 }
 
-// groupName is the one parameter that is no number. It comes before the lengths
-// of bursts.
-const groupName = "group_name"
+// ioTuneGroup is the only parameter that is not a number. libvirt lists it after size_iops_sec.
+const ioTuneGroup = "group_name"
 
 // findDisk finds a disk of a definition by its target or its path.
 func findDisk(d *domain.Definition, name string) (*device.Disk, error) {
@@ -34,8 +33,8 @@ func findDisk(d *domain.Definition, name string) (*device.Disk, error) {
 	return nil, fault.New(fault.Invalid, fault.Call, "disk '%s' was not found in the domain", name)
 }
 
-// domainGetBlockIOTune gives the bounds of one disk. Without a disk, it gives the
-// parameters that exist.
+// domainGetBlockIOTune returns the I/O limits of one disk. With room for no parameters,
+// it returns their number.
 func domainGetBlockIOTune(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetBlockIOTuneArgs) (*xdr.DomainGetBlockIOTuneRet, error) {
 	def, err := paramDefinition(h, "DOMAIN_GET_BLOCK_IO_TUNE", args.Domain, args.Flags)
 	if err != nil {
@@ -43,12 +42,12 @@ func domainGetBlockIOTune(_ context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 	}
 	disk := &device.Disk{}
 	if args.NParams != 0 {
-		if disk, err = findDisk(def, given(args.Disk)); err != nil {
+		if disk, err = findDisk(def, rpc.StringValue(args.Disk)); err != nil {
 			return nil, err
 		}
 	}
 	ret := new(xdr.DomainGetBlockIOTuneRet)
-	ret.Params, ret.NParams, err = rpc.TwoPhase(ioTune(disk.Tune), args.NParams)
+	ret.Params, ret.NParams, err = rpc.ParamsOrCount(ioTune(disk.Tune), args.NParams)
 	return ret, err
 }
 
@@ -60,7 +59,7 @@ func ioTune(t *device.IOTune) []xdr.TypedParam {
 	for _, f := range t.Fields() {
 		params = append(params, xdr.TypedParam{Field: f.Name, Value: xdr.Uint64(*f.Value)})
 		if f.Name == "size_iops_sec" {
-			params = append(params, xdr.TypedParam{Field: groupName, Value: xdr.String(t.Group)})
+			params = append(params, xdr.TypedParam{Field: ioTuneGroup, Value: xdr.String(t.Group)})
 		}
 	}
 	return params
@@ -79,12 +78,12 @@ func domainSetBlockIOTune(ctx context.Context, h *rpc.Handlers, s *rpc.Request, 
 		if err != nil {
 			return err
 		}
-		changed, err := Retuned(disk.Tune, args.Params)
+		changed, err := UpdateIOTune(disk.Tune, args.Params)
 		if err != nil {
 			return err
 		}
 		disk.Tune = changed
-		for _, other := range d.Devices.Disks { // a group has one set of bounds
+		for _, other := range d.Devices.Disks { // the disks of a group share their limits
 			if changed != nil && changed.Group != "" && other.Tune != nil && other.Tune.Group == changed.Group {
 				same := *changed
 				other.Tune = &same
@@ -94,19 +93,19 @@ func domainSetBlockIOTune(ctx context.Context, h *rpc.Handlers, s *rpc.Request, 
 	})
 }
 
-// ioTuneFamily names the group that a field belongs to. A group has a total, a read and
-// a write field: if a call sets one of them, the unset ones become zero.
+// ioTuneFamily returns the name of a parameter without total, read or write. If a call sets
+// one parameter of a family, the others become zero.
 func ioTuneFamily(name string) string {
-	for _, of := range []string{"total_", "read_", "write_"} {
-		if family, ok := strings.CutPrefix(name, of); ok {
+	for _, prefix := range []string{"total_", "read_", "write_"} {
+		if family, ok := strings.CutPrefix(name, prefix); ok {
 			return family
 		}
 	}
 	return name
 }
 
-// Retuned gives a disk's bounds with some of them changed; nil without any bound.
-func Retuned(old *device.IOTune, params []xdr.TypedParam) (*device.IOTune, error) {
+// UpdateIOTune returns a disk's I/O limits with the changes of a call; nil without any limit.
+func UpdateIOTune(old *device.IOTune, params []xdr.TypedParam) (*device.IOTune, error) {
 	t := device.IOTune{}
 	if old != nil {
 		t = *old
@@ -119,31 +118,31 @@ func Retuned(old *device.IOTune, params []xdr.TypedParam) (*device.IOTune, error
 		}
 		return fields[i].Value
 	}
-	said := map[string]bool{}
+	named := map[string]bool{}
 	for _, p := range params {
-		if p.Field != groupName && field(p.Field) == nil {
+		if p.Field != ioTuneGroup && field(p.Field) == nil {
 			return nil, fault.New(fault.Invalid, fault.Call, "parameter '%s' not supported", p.Field)
 		}
-		said[ioTuneFamily(p.Field)] = true
+		named[ioTuneFamily(p.Field)] = true
 	}
 	for _, f := range fields {
-		if said[ioTuneFamily(f.Name)] {
+		if named[ioTuneFamily(f.Name)] {
 			*f.Value = 0
 		}
 	}
 	for _, p := range params {
-		if p.Field == groupName {
+		if p.Field == ioTuneGroup {
 			if p.Value.Kind() != xdr.KindString {
-				return nil, fault.New(fault.Invalid, fault.Call, "%s is a text, not %s", groupName, p.Value.Kind())
+				return nil, fault.New(fault.Invalid, fault.Call, "%s is a string, not %s", ioTuneGroup, p.Value.Kind())
 			}
 			t.Group = p.Value.Text()
 			continue
 		}
-		if err := unsigned(p.Value, field(p.Field)); err != nil {
+		if err := toUint64(p.Value, field(p.Field)); err != nil {
 			return nil, fault.Wrap(err, fault.Invalid, fault.Call, "cannot set %s", p.Field)
 		}
 	}
-	if err := soundIOTune(&t, said); err != nil {
+	if err := normalizeIOTune(&t, named); err != nil {
 		return nil, err
 	}
 	if t == (device.IOTune{Group: t.Group}) {
@@ -152,19 +151,19 @@ func Retuned(old *device.IOTune, params []xdr.TypedParam) (*device.IOTune, error
 	return &t, nil
 }
 
-// MostIOTune is the highest rate that QEMU takes.
-const MostIOTune = 1_000_000_000_000_000
+// MaxIOTune is the highest limit that QEMU accepts.
+const MaxIOTune = 1_000_000_000_000_000
 
-// soundIOTune takes away bursts over rates that were taken away, and refuses
-// bounds that contradict each other.
-func soundIOTune(t *device.IOTune, said map[string]bool) error {
+// normalizeIOTune removes the bursts of limits that the call removed, and refuses
+// limits that contradict each other.
+func normalizeIOTune(t *device.IOTune, named map[string]bool) error {
 	for _, f := range t.Fields() {
-		if *f.Value > MostIOTune {
-			return fault.New(fault.Unsupported, fault.Call, "block I/O throttle limit value must be no more than %d", uint64(MostIOTune))
+		if *f.Value > MaxIOTune {
+			return fault.New(fault.Unsupported, fault.Call, "block I/O throttle limit value must be no more than %d", uint64(MaxIOTune))
 		}
 	}
 	for _, r := range ioRates(t) {
-		if said[r.family] && *r.total == 0 && *r.read == 0 && *r.write == 0 && !said[r.family+"_max"] {
+		if named[r.family] && *r.total == 0 && *r.read == 0 && *r.write == 0 && !named[r.family+"_max"] {
 			r.clearBursts()
 		}
 		if *r.total != 0 && (*r.read != 0 || *r.write != 0) {
@@ -174,21 +173,21 @@ func soundIOTune(t *device.IOTune, said map[string]bool) error {
 			return fault.New(fault.Invalid, fault.Call, "total and read/write of %s_max cannot be set at the same time", r.family)
 		}
 		for i, rate := range []uint64{*r.total, *r.read, *r.write} {
-			of := []string{"total", "read", "write"}[i]
+			direction := []string{"total", "read", "write"}[i]
 			switch {
 			case *r.max[i] != 0 && rate == 0:
-				return fault.New(fault.Unsupported, fault.Config, "value '%s_%s_max' cannot be set if '%s_%s' is not set", of, r.family, of, r.family)
+				return fault.New(fault.Unsupported, fault.Config, "value '%s_%s_max' cannot be set if '%s_%s' is not set", direction, r.family, direction, r.family)
 			case *r.max[i] < rate && *r.max[i] != 0:
-				return fault.New(fault.Unsupported, fault.Config, "value '%s_%s_max' cannot be smaller than '%s_%s'", of, r.family, of, r.family)
+				return fault.New(fault.Unsupported, fault.Config, "value '%s_%s_max' cannot be smaller than '%s_%s'", direction, r.family, direction, r.family)
 			case *r.length[i] != 0 && *r.max[i] == 0:
-				return fault.New(fault.Unsupported, fault.Config, "value '%s_%s_max' has to be set with its length", of, r.family)
+				return fault.New(fault.Unsupported, fault.Config, "value '%s_%s_max' has to be set with its length", direction, r.family)
 			}
 		}
 	}
 	return nil
 }
 
-// ioRate is one family of rates with its bursts: of total, read and write.
+// ioRate is one family of limits with its bursts: of total, read and write.
 type ioRate struct {
 	family             string
 	total, read, write *uint64
@@ -216,7 +215,7 @@ func ioRates(t *device.IOTune) []ioRate {
 	}
 }
 
-// resizeBytes says that a size is in bytes, and not in KiB.
+// resizeBytes: the size is in bytes, and not in KiB.
 const resizeBytes = 1
 
 func domainBlockResize(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainBlockResizeArgs) (*rpc.Void, error) {

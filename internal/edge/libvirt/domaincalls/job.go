@@ -22,7 +22,7 @@ func DomainJobCalls(g rpc.Group) {
 	}))
 }
 
-// Types of job, which is to say how a job stands.
+// Types of jobs (virDomainJobType): the state of a job.
 const (
 	JobNone      = 0
 	JobUnbounded = 2
@@ -31,7 +31,7 @@ const (
 	JobCancelled = 5
 )
 
-// JobType is libvirt's number of a job's kind.
+// JobType returns the type of a job by its progress.
 func JobType(p domain.Progress) int32 {
 	switch {
 	case p.Kind == domain.JobNone:
@@ -46,7 +46,7 @@ func JobType(p domain.Progress) int32 {
 	return JobCompleted
 }
 
-// elapsed is the duration of a job, up to now or to its end, in milliseconds.
+// elapsed returns the duration of a job, up to now or to its end, in milliseconds.
 func elapsed(p domain.Progress) uint64 {
 	end := p.Ended
 	if end.IsZero() {
@@ -55,8 +55,9 @@ func elapsed(p domain.Progress) uint64 {
 	return uint64(max(0, end.Sub(p.Started).Milliseconds()))
 }
 
-// MovesMemory leaves out the short jobs: libvirt's clients do not know them.
-func MovesMemory(p domain.Progress) domain.Progress {
+// MemoryJob returns the progress of a job that transfers memory, and none for other jobs:
+// libvirt's clients do not know these.
+func MemoryJob(p domain.Progress) domain.Progress {
 	switch p.Kind {
 	case domain.JobSave, domain.JobRestore, domain.JobDump:
 		return p
@@ -70,7 +71,7 @@ func domainGetJobInfo(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *
 	if err != nil {
 		return nil, err
 	}
-	p := MovesMemory(g.Job())
+	p := MemoryJob(g.Job())
 	if p.Kind == domain.JobNone {
 		return &xdr.DomainGetJobInfoRet{Type: JobNone}, nil
 	}
@@ -84,7 +85,7 @@ func domainGetJobInfo(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *
 // Flags of the statistics of a job.
 const (
 	JobStatsCompleted = 1
-	jobStatsKeep      = 2 // the figures of a completed job, which are kept in any case
+	jobStatsKeep      = 2 // keep the statistics of a completed job; they are always kept
 )
 
 func domainGetJobStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetJobStatsArgs) (*xdr.DomainGetJobStatsRet, error) {
@@ -98,9 +99,9 @@ func domainGetJobStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args 
 	if err != nil {
 		return nil, err
 	}
-	p := MovesMemory(g.Job())
+	p := MemoryJob(g.Job())
 	if args.Flags&JobStatsCompleted != 0 {
-		p = MovesMemory(g.View().LastJob)
+		p = MemoryJob(g.View().LastJob)
 	}
 	ret := &xdr.DomainGetJobStatsRet{Type: JobType(p)}
 	if p.Kind != domain.JobNone {
@@ -140,7 +141,7 @@ func jobParams(p domain.Progress) []xdr.TypedParam {
 	}
 	params = append(params, xdr.TypedParam{Field: "success", Value: xdr.Bool(p.Err == "")})
 	if p.Err != "" {
-		params = append(params, xdr.TypedParam{Field: "errmsg", Value: xdr.String(rpc.Steerless(p.Err))})
+		params = append(params, xdr.TypedParam{Field: "errmsg", Value: xdr.String(rpc.StripControl(p.Err))})
 	}
 	return params
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/console"
 )
 
-// DomainKeyCalls press keys in a domain.
+// DomainKeyCalls send key presses to a domain.
 func DomainKeyCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainSendKey, domainSendKey)
 }
 
-// codesets are how keys may be numbered, by libvirt's number. Those of other
-// systems and keyboards are not built.
+// codesets are the numberings of keys (virKeycodeSet), by libvirt's numbers. Those of
+// other systems are not built.
 var codesets = map[uint32]func(uint32) (console.Key, error){
 	0: console.LinuxKey,
 	9: console.ScanKey, // "qnum"
@@ -28,7 +28,7 @@ func domainSendKey(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *x
 	}
 	find := codesets[args.Codeset]
 	if find == nil {
-		return nil, rpc.WithCode(rpc.CodeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "codeset %d; say keys as codeset linux or qnum", args.Codeset))
+		return nil, rpc.WithCode(rpc.CodeArgUnsupported, fault.New(fault.Unsupported, fault.Call, "codeset %d; use codeset linux or qnum", args.Codeset))
 	}
 	if len(args.KeyCodes) == 0 {
 		return nil, fault.New(fault.Invalid, fault.Call, "no keys are given")

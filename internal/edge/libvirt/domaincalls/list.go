@@ -23,19 +23,19 @@ func DomainListCalls(g rpc.Group) {
 }
 
 func domainLookupByID(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainLookupByIDArgs) (*xdr.DomainLookupByIDRet, error) {
-	return reference(h.Guests.ByID(int(args.ID)))
+	return domainReply(h.Guests.ByID(int(args.ID)))
 }
 
 func domainLookupByName(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainLookupByNameArgs) (*xdr.DomainLookupByNameRet, error) {
-	return reference(h.Guests.ByName(args.Name))
+	return domainReply(h.Guests.ByName(args.Name))
 }
 
 func domainLookupByUUID(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainLookupByUUIDArgs) (*xdr.DomainLookupByUUIDRet, error) {
-	return reference(h.Guests.ByUUID(rpc.FormatUUID(args.UUID)))
+	return domainReply(h.Guests.ByUUID(rpc.FormatUUID(args.UUID)))
 }
 
-// filter is a pair or group of flags. If the client sets any of them, a domain must
-// match one of those.
+// filter is one filter flag of a group. If the client sets any flag of a group, a domain
+// must match one of those that it sets.
 type filter struct {
 	flag  uint32
 	match func(*guest.View) bool
@@ -71,14 +71,14 @@ var domainFilters = [][]filter{
 	},
 }
 
-// statsFilters are the flags that statistics know of them.
+// The filter flags of lists, and those of them that statistics accept.
 const (
 	listFilters  = 1<<16 - 1
 	statsFilters = 1<<8 - 1
 )
 
-// Matches reports whether a guest passes every group of filters.
-func Matches(v *guest.View, flags uint32) bool {
+// MatchesFilters reports whether a guest passes every group of filters.
+func MatchesFilters(v *guest.View, flags uint32) bool {
 	for _, group := range domainFilters {
 		asked, passed := false, false
 		for _, f := range group {
@@ -93,11 +93,11 @@ func Matches(v *guest.View, flags uint32) bool {
 	return true
 }
 
-// views gives the guests that pass the filters and that the client may see, by name.
-func views(h *rpc.Handlers, s *rpc.Session, flags uint32) []*guest.View {
+// visibleGuests returns the guests that pass the filters and that the client may see, sorted by name.
+func visibleGuests(h *rpc.Handlers, s *rpc.Session, flags uint32) []*guest.View {
 	var found []*guest.View
 	for _, g := range h.Guests.All() {
-		if v := g.View(); Matches(v, flags) && s.SeesGuest(g) {
+		if v := g.View(); MatchesFilters(v, flags) && s.CanSeeGuest(g) {
 			found = append(found, v)
 		}
 	}
@@ -108,7 +108,7 @@ func connectListAllDomains(_ context.Context, h *rpc.Handlers, s *rpc.Request, a
 	if err := rpc.CheckFlags("CONNECT_LIST_ALL_DOMAINS", args.Flags, listFilters); err != nil {
 		return nil, err
 	}
-	found := views(h, s.Session, args.Flags)
+	found := visibleGuests(h, s.Session, args.Flags)
 	ret := &xdr.ConnectListAllDomainsRet{Count: uint32(len(found))}
 	if !args.NeedResults {
 		return ret, nil
@@ -125,31 +125,31 @@ func connectListAllDomains(_ context.Context, h *rpc.Handlers, s *rpc.Request, a
 }
 
 const (
-	onlyActive   = 1
-	onlyInactive = 2
+	filterActive   = 1
+	filterInactive = 2
 )
 
 func connectListDomains(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.ConnectListDomainsArgs) (*xdr.ConnectListDomainsRet, error) {
 	ret := new(xdr.ConnectListDomainsRet)
-	for _, v := range views(h, s.Session, onlyActive) {
+	for _, v := range visibleGuests(h, s.Session, filterActive) {
 		ret.IDs = append(ret.IDs, int32(v.ID))
 	}
 	slices.Sort(ret.IDs)
-	return ret, rpc.AtMost(&ret.IDs, args.MaxIDs)
+	return ret, rpc.TruncateList(&ret.IDs, args.MaxIDs)
 }
 
 func connectNumOfDomains(_ context.Context, h *rpc.Handlers, s *rpc.Request, _ *rpc.Void) (*xdr.ConnectNumOfDomainsRet, error) {
-	return &xdr.ConnectNumOfDomainsRet{Count: int32(len(views(h, s.Session, onlyActive)))}, nil
+	return &xdr.ConnectNumOfDomainsRet{Count: int32(len(visibleGuests(h, s.Session, filterActive)))}, nil
 }
 
 func connectListDefinedDomains(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.ConnectListDefinedDomainsArgs) (*xdr.ConnectListDefinedDomainsRet, error) {
 	ret := new(xdr.ConnectListDefinedDomainsRet)
-	for _, v := range views(h, s.Session, onlyInactive) {
+	for _, v := range visibleGuests(h, s.Session, filterInactive) {
 		ret.Names = append(ret.Names, v.Name)
 	}
-	return ret, rpc.AtMost(&ret.Names, args.MaxNames)
+	return ret, rpc.TruncateList(&ret.Names, args.MaxNames)
 }
 
 func connectNumOfDefinedDomains(_ context.Context, h *rpc.Handlers, s *rpc.Request, _ *rpc.Void) (*xdr.ConnectNumOfDefinedDomainsRet, error) {
-	return &xdr.ConnectNumOfDefinedDomainsRet{Count: int32(len(views(h, s.Session, onlyInactive)))}, nil
+	return &xdr.ConnectNumOfDefinedDomainsRet{Count: int32(len(visibleGuests(h, s.Session, filterInactive)))}, nil
 }

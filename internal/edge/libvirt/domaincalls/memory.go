@@ -22,7 +22,7 @@ func DomainMemoryCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainSetMemoryStatsPeriod, domainSetMemoryStatsPeriod)
 }
 
-// memoryMaximum changes the most that a domain can have.
+// memoryMaximum changes the maximum memory, and not the balloon.
 const memoryMaximum = 4
 
 func domainGetMaxMemory(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetMaxMemoryArgs) (*xdr.DomainGetMaxMemoryRet, error) {
@@ -30,7 +30,7 @@ func domainGetMaxMemory(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args
 	if err != nil {
 		return nil, err
 	}
-	def, err := definition(v, 0)
+	def, err := definitionByFlags(v, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func domainSetMemoryStatsPeriod(ctx context.Context, h *rpc.Handlers, s *rpc.Req
 		return nil, err
 	}
 	if args.Period < 0 {
-		return nil, fault.New(fault.Invalid, fault.Call, "a period of %d seconds makes no sense; 0 turns it off", args.Period)
+		return nil, fault.New(fault.Invalid, fault.Call, "a period cannot be %d seconds; 0 turns it off", args.Period)
 	}
 	g, err := FindGuest(h, args.Domain)
 	if err != nil {

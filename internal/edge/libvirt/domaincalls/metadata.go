@@ -9,27 +9,27 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// DomainMetadataCalls read and change users' notes about a domain.
+// DomainMetadataCalls read and change the title, description and metadata elements of a domain.
 func DomainMetadataCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainGetMetadata, domainGetMetadata)
 	rpc.On(g, xdr.ProcDomainSetMetadata, domainSetMetadata)
 }
 
-// metadataSorts are the types of metadata, by libvirt's number.
-var metadataSorts = []guest.MetadataKind{guest.Description, guest.Title, guest.Element}
+// metadataKinds are the types of metadata, by libvirt's numbers.
+var metadataKinds = []guest.MetadataKind{guest.Description, guest.Title, guest.Element}
 
-func metadataSort(number int32) (guest.MetadataKind, error) {
-	if number < 0 || int(number) >= len(metadataSorts) {
+func metadataKind(number int32) (guest.MetadataKind, error) {
+	if number < 0 || int(number) >= len(metadataKinds) {
 		return "", fault.New(fault.Invalid, fault.Call, "unknown metadata type %d", number)
 	}
-	return metadataSorts[number], nil
+	return metadataKinds[number], nil
 }
 
 func domainGetMetadata(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetMetadataArgs) (*xdr.DomainGetMetadataRet, error) {
 	if err := rpc.CheckFlags("DOMAIN_GET_METADATA", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
-	kind, err := metadataSort(args.Type)
+	kind, err := metadataKind(args.Type)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +37,7 @@ func domainGetMetadata(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args 
 	if err != nil {
 		return nil, err
 	}
-	text, err := guest.Metadata(g, kind, given(args.URI), affect(args.Flags))
+	text, err := guest.Metadata(g, kind, rpc.StringValue(args.URI), affect(args.Flags))
 	return &xdr.DomainGetMetadataRet{Metadata: text}, err
 }
 
@@ -45,7 +45,7 @@ func domainSetMetadata(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 	if err := rpc.CheckFlags("DOMAIN_SET_METADATA", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
-	kind, err := metadataSort(args.Type)
+	kind, err := metadataKind(args.Type)
 	if err != nil {
 		return nil, err
 	}
@@ -53,5 +53,5 @@ func domainSetMetadata(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 	if err != nil {
 		return nil, err
 	}
-	return nil, guest.SetMetadata(ctx, g, s.Scope, kind, args.Metadata, given(args.Key), given(args.URI), affect(args.Flags))
+	return nil, guest.SetMetadata(ctx, g, s.Scope, kind, args.Metadata, rpc.StringValue(args.Key), rpc.StringValue(args.URI), affect(args.Flags))
 }

@@ -10,20 +10,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/provision"
 )
 
-// QEMUCalls are the calls of the QEMU program: commands of the user's own.
+// QEMUCalls are the calls of the QEMU program: a user's own commands for the monitor and the agent.
 func QEMUCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcQEMUDomainMonitorCommand, qemuDomainMonitorCommand)
 	rpc.On(g, xdr.ProcQEMUDomainAgentCommand, qemuDomainAgentCommand)
 }
 
-// monitorHuman means a line for the human monitor and not JSON.
+// monitorHuman: the command is a line for the human monitor, and not JSON.
 const monitorHuman = 1
 
 func qemuDomainMonitorCommand(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.QEMUDomainMonitorCommandArgs) (*xdr.QEMUDomainMonitorCommandRet, error) {
 	if err := rpc.CheckFlags("QEMU_DOMAIN_MONITOR_COMMAND", args.Flags, monitorHuman); err != nil {
 		return nil, err
 	}
-	g, _, err := active(h, args.Domain)
+	g, _, err := activeGuest(h, args.Domain)
 	if err != nil {
 		return nil, err
 	}
@@ -31,12 +31,12 @@ func qemuDomainMonitorCommand(ctx context.Context, h *rpc.Handlers, s *rpc.Reque
 	return &xdr.QEMUDomainMonitorCommandRet{Result: answer}, err
 }
 
-// Timeouts of a command for the agent that are no number of seconds.
+// Timeouts of an agent command that are not a number of seconds.
 const (
 	agentBlock   = -2
 	agentDefault = -1
-	// longestAgentWait stands for an unlimited wait, which Lodge does not offer.
-	longestAgentWait = time.Hour
+	// maxAgentWait is used for an unlimited wait, which Lodge does not offer.
+	maxAgentWait = time.Hour
 )
 
 func qemuDomainAgentCommand(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.QEMUDomainAgentCommandArgs) (*xdr.QEMUDomainAgentCommandRet, error) {
@@ -46,14 +46,14 @@ func qemuDomainAgentCommand(ctx context.Context, h *rpc.Handlers, s *rpc.Request
 	var limit time.Duration
 	switch {
 	case args.Timeout == agentBlock:
-		limit = longestAgentWait
-	case args.Timeout == agentDefault: // the limit of package guest
+		limit = maxAgentWait
+	case args.Timeout == agentDefault: // 0: the default of package provision
 	case args.Timeout <= 0:
-		return nil, fault.New(fault.Invalid, fault.Call, "an agent cannot be waited for during %d seconds", args.Timeout)
+		return nil, fault.New(fault.Invalid, fault.Call, "an agent timeout cannot be %d seconds", args.Timeout)
 	default:
-		limit = min(time.Duration(args.Timeout)*time.Second, longestAgentWait)
+		limit = min(time.Duration(args.Timeout)*time.Second, maxAgentWait)
 	}
-	g, _, err := active(h, args.Domain)
+	g, _, err := activeGuest(h, args.Domain)
 	if err != nil {
 		return nil, err
 	}

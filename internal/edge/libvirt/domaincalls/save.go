@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// DomainSaveCalls put guests into files and take them out again.
+// DomainSaveCalls save domains to images and restore them.
 func DomainSaveCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainSave, domainSave)
 	rpc.On(g, xdr.ProcDomainSaveFlags, domainSaveFlags)
@@ -38,9 +38,9 @@ const (
 	SavePaused      = 4
 	SaveResetNVRAM  = 8
 
-	SaveThen     = SaveRunning | SavePaused
-	saveFlags    = saveBypassCache | SaveThen
-	restoreFlags = saveFlags | SaveResetNVRAM
+	SaveStateFlags = SaveRunning | SavePaused
+	saveFlags      = saveBypassCache | SaveStateFlags
+	restoreFlags   = saveFlags | SaveResetNVRAM
 )
 
 func saveOptions(call string, flags, known uint32, xml *string) (savestate.SaveOptions, error) {
@@ -48,13 +48,13 @@ func saveOptions(call string, flags, known uint32, xml *string) (savestate.SaveO
 	if err := rpc.CheckFlags(call, flags, known); err != nil {
 		return o, err
 	}
-	switch flags & SaveThen {
+	switch flags & SaveStateFlags {
 	case SaveRunning:
 		o.Then = domain.Running
 	case SavePaused:
 		o.Then = domain.Paused
-	case SaveThen:
-		return o, fault.New(fault.Invalid, fault.Call, "flags for running and for paused exclude each other")
+	case SaveStateFlags:
+		return o, fault.New(fault.Invalid, fault.Call, "the flags running and paused exclude each other")
 	}
 	if xml != nil {
 		o.XML = *xml
@@ -82,7 +82,7 @@ func domainSaveFlags(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args 
 	return save(ctx, h, s.Scope, args.Domain, args.To, o)
 }
 
-// SaveParams reads the typed parameters of a save or restore.
+// SaveParams converts the typed parameters of a save or restore.
 func SaveParams(call string, params []xdr.TypedParam) (file string, xml *string, err error) {
 	for _, p := range params {
 		text := p.Value.Text()
@@ -161,7 +161,7 @@ func domainSaveImageGetXMLDesc(ctx context.Context, h *rpc.Handlers, s *rpc.Requ
 }
 
 func domainSaveImageDefineXML(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainSaveImageDefineXMLArgs) (*rpc.Void, error) {
-	o, err := saveOptions("DOMAIN_SAVE_IMAGE_DEFINE_XML", args.Flags, SaveThen, &args.DestXML)
+	o, err := saveOptions("DOMAIN_SAVE_IMAGE_DEFINE_XML", args.Flags, SaveStateFlags, &args.DestXML)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func domainManagedSaveGetXMLDesc(ctx context.Context, h *rpc.Handlers, s *rpc.Re
 }
 
 func domainManagedSaveDefineXML(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainManagedSaveDefineXMLArgs) (*rpc.Void, error) {
-	o, err := saveOptions("DOMAIN_MANAGED_SAVE_DEFINE_XML", args.Flags, SaveThen, args.DestXML)
+	o, err := saveOptions("DOMAIN_MANAGED_SAVE_DEFINE_XML", args.Flags, SaveStateFlags, args.DestXML)
 	if err != nil {
 		return nil, err
 	}

@@ -9,8 +9,7 @@ import (
 )
 
 // DomainSnapshotCalls list a domain's snapshots and checkpoints. Making them is not
-// built, so no domain has any. That is the true answer, and clients ask for it before
-// they undefine a domain.
+// built, so the lists are empty. Clients read them before they undefine a domain.
 func DomainSnapshotCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainSnapshotNum, domainSnapshotNum)
 	rpc.On(g, xdr.ProcDomainSnapshotListNames, domainSnapshotListNames)
@@ -23,15 +22,15 @@ func DomainSnapshotCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainBackupGetXMLDesc, domainBackupXML)
 }
 
-// Flags that filter and order lists: for snapshots roots, metadata, leaves, states and
-// places; for checkpoints roots, order and leaves.
+// Flags that filter and sort lists: of snapshots by roots, metadata, leaves, states and
+// locations; of checkpoints by roots, order and leaves.
 const (
 	snapshotFilters   = 1<<11 - 1
 	checkpointFilters = 1<<4 - 1
 )
 
-// without checks a call about a snapshot or checkpoint, which no domain has.
-func without(h *rpc.Handlers, call string, d xdr.Domain, flags, known uint32) error {
+// checkNone checks the flags and the domain of a call about its snapshots or checkpoints. No domain has any.
+func checkNone(h *rpc.Handlers, call string, d xdr.Domain, flags, known uint32) error {
 	if err := rpc.CheckFlags(call, flags, known); err != nil {
 		return err
 	}
@@ -40,48 +39,48 @@ func without(h *rpc.Handlers, call string, d xdr.Domain, flags, known uint32) er
 }
 
 func domainSnapshotNum(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainSnapshotNumArgs) (*xdr.DomainSnapshotNumRet, error) {
-	return &xdr.DomainSnapshotNumRet{}, without(h, "DOMAIN_SNAPSHOT_NUM", args.Domain, args.Flags, snapshotFilters)
+	return &xdr.DomainSnapshotNumRet{}, checkNone(h, "DOMAIN_SNAPSHOT_NUM", args.Domain, args.Flags, snapshotFilters)
 }
 
 func domainSnapshotListNames(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainSnapshotListNamesArgs) (*xdr.DomainSnapshotListNamesRet, error) {
-	return &xdr.DomainSnapshotListNamesRet{}, without(h, "DOMAIN_SNAPSHOT_LIST_NAMES", args.Domain, args.Flags, snapshotFilters)
+	return &xdr.DomainSnapshotListNamesRet{}, checkNone(h, "DOMAIN_SNAPSHOT_LIST_NAMES", args.Domain, args.Flags, snapshotFilters)
 }
 
 func domainListAllSnapshots(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainListAllSnapshotsArgs) (*xdr.DomainListAllSnapshotsRet, error) {
-	return &xdr.DomainListAllSnapshotsRet{}, without(h, "DOMAIN_LIST_ALL_SNAPSHOTS", args.Domain, args.Flags, snapshotFilters)
+	return &xdr.DomainListAllSnapshotsRet{}, checkNone(h, "DOMAIN_LIST_ALL_SNAPSHOTS", args.Domain, args.Flags, snapshotFilters)
 }
 
 func domainHasCurrentSnapshot(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainHasCurrentSnapshotArgs) (*xdr.DomainHasCurrentSnapshotRet, error) {
-	return &xdr.DomainHasCurrentSnapshotRet{}, without(h, "DOMAIN_HAS_CURRENT_SNAPSHOT", args.Domain, args.Flags, 0)
+	return &xdr.DomainHasCurrentSnapshotRet{}, checkNone(h, "DOMAIN_HAS_CURRENT_SNAPSHOT", args.Domain, args.Flags, 0)
 }
 
 func domainSnapshotCurrent(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainSnapshotCurrentArgs) (*xdr.DomainSnapshotCurrentRet, error) {
-	if err := without(h, "DOMAIN_SNAPSHOT_CURRENT", args.Domain, args.Flags, 0); err != nil {
+	if err := checkNone(h, "DOMAIN_SNAPSHOT_CURRENT", args.Domain, args.Flags, 0); err != nil {
 		return nil, err
 	}
 	return nil, fault.New(fault.NotFound, fault.Snapshot, "the domain does not have a current snapshot")
 }
 
 func domainSnapshotLookupByName(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainSnapshotLookupByNameArgs) (*xdr.DomainSnapshotLookupByNameRet, error) {
-	if err := without(h, "DOMAIN_SNAPSHOT_LOOKUP_BY_NAME", args.Domain, args.Flags, 0); err != nil {
+	if err := checkNone(h, "DOMAIN_SNAPSHOT_LOOKUP_BY_NAME", args.Domain, args.Flags, 0); err != nil {
 		return nil, err
 	}
 	return nil, fault.New(fault.NotFound, fault.Snapshot, "no domain snapshot with matching name '%s'", args.Name)
 }
 
 func domainListAllCheckpoints(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainListAllCheckpointsArgs) (*xdr.DomainListAllCheckpointsRet, error) {
-	return &xdr.DomainListAllCheckpointsRet{}, without(h, "DOMAIN_LIST_ALL_CHECKPOINTS", args.Domain, args.Flags, checkpointFilters)
+	return &xdr.DomainListAllCheckpointsRet{}, checkNone(h, "DOMAIN_LIST_ALL_CHECKPOINTS", args.Domain, args.Flags, checkpointFilters)
 }
 
 func domainCheckpointLookupByName(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.WithDomainNameFlags) (*xdr.WithCheckpoint, error) {
-	if err := without(h, "DOMAIN_CHECKPOINT_LOOKUP_BY_NAME", args.Domain, args.Flags, 0); err != nil {
+	if err := checkNone(h, "DOMAIN_CHECKPOINT_LOOKUP_BY_NAME", args.Domain, args.Flags, 0); err != nil {
 		return nil, err
 	}
 	return nil, rpc.WithCode(rpc.CodeNoCheckpoint, fault.New(fault.NotFound, fault.Snapshot, "no domain checkpoint with matching name '%s'", args.Name))
 }
 
 func domainBackupXML(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.WithDomainFlags) (*xdr.WithXML, error) {
-	if err := without(h, "DOMAIN_BACKUP_GET_XML_DESC", args.Domain, args.Flags, 0); err != nil {
+	if err := checkNone(h, "DOMAIN_BACKUP_GET_XML_DESC", args.Domain, args.Flags, 0); err != nil {
 		return nil, err
 	}
 	return nil, rpc.WithCode(rpc.CodeNoBackup, fault.New(fault.NotFound, fault.Domain, "no domain backup job present"))

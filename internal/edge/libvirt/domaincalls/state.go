@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// DomainStateCalls give a domain's identity and state. None of them waits for a guest.
+// DomainStateCalls return a domain's identity and state. None of them waits for a guest.
 func DomainStateCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainGetState, domainGetState)
 	rpc.On(g, xdr.ProcDomainGetInfo, domainGetInfo)
@@ -27,8 +27,8 @@ func DomainStateCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainGetSecurityLabelList, domainGetSecurityLabelList)
 }
 
-// StateReasons gives libvirt's number for a reason, by state; 0 is "unknown".
-// The states themselves count as libvirt's do.
+// StateReasons are libvirt's numbers of the reasons, by state; 0 is "unknown".
+// The numbers of the states are the same in libvirt and in package domain.
 var StateReasons = map[domain.State]map[domain.Reason]int32{
 	domain.Running: {
 		domain.ReasonBooted: 1, domain.ReasonMigrated: 2, domain.ReasonRestored: 3, domain.ReasonFromSnapshot: 4,
@@ -59,27 +59,28 @@ func domainGetState(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xd
 	return &xdr.DomainGetStateRet{State: int32(v.State), Reason: StateReasons[v.State][v.Reason]}, nil
 }
 
-// domainGetInfo has the processor time from the kernel, which counts it for a
-// guest that is stuck too.
+// domainGetInfo reads the CPU time from the kernel, so it does not wait for a QEMU
+// that is stuck.
 func domainGetInfo(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetInfoArgs) (*xdr.DomainGetInfoRet, error) {
 	g, err := FindGuest(h, args.Domain)
 	if err != nil {
 		return nil, err
 	}
 	v := g.View()
-	ret, err := InfoOf(v)
+	ret, err := DomainInfo(v)
 	if err != nil || v.Active == nil {
 		return ret, err
 	}
-	if used, err := statistics.CPUTime(g); err == nil { // or else it has ended just now
+	if used, err := statistics.CPUTime(g); err == nil { // an error: the guest has just ended
 		ret.CPUTime = uint64(used)
 	}
 	return ret, nil
 }
 
-// InfoOf converts a guest's view. Lists include guests without a known definition, too.
-func InfoOf(v *guest.View) (*xdr.DomainGetInfoRet, error) {
-	def, err := definition(v, 0)
+// DomainInfo returns the reply to DOMAIN_GET_INFO, without CPU time. A quarantined guest without a known
+// definition gets no error: clients read the info of every listed domain.
+func DomainInfo(v *guest.View) (*xdr.DomainGetInfoRet, error) {
+	def, err := definitionByFlags(v, 0)
 	if err != nil && !v.Quarantined {
 		return nil, err
 	}
@@ -121,20 +122,20 @@ func domainIsUpdated(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *x
 	return &xdr.DomainIsUpdatedRet{Updated: v.Updated}, nil
 }
 
-// States of the way to a guest's monitor.
+// States of the control interface to QEMU (virDomainControlState).
 const (
 	controlOK    = 0
 	controlJob   = 1
 	controlError = 3
 
-	controlLost = 2 // why: the monitor does not answer
+	controlMonitorLost = 2 // the detail of controlError: the monitor does not answer
 )
 
 func domainGetControlInfo(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetControlInfoArgs) (*xdr.DomainGetControlInfoRet, error) {
 	if err := rpc.CheckFlags("DOMAIN_GET_CONTROL_INFO", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	g, v, err := active(h, args.Domain)
+	g, v, err := activeGuest(h, args.Domain)
 	if err != nil {
 		return nil, err
 	}
@@ -143,15 +144,15 @@ func domainGetControlInfo(_ context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 		ret.State, since = controlJob, job.Started
 	}
 	if !v.StuckSince.IsZero() {
-		ret.State, ret.Details, since = controlError, controlLost, v.StuckSince
+		ret.State, ret.Details, since = controlError, controlMonitorLost, v.StuckSince
 	}
 	if !since.IsZero() {
-		ret.StateTime = uint64(max(0, time.Since(since).Milliseconds())) // it may be the time of another clock
+		ret.StateTime = uint64(max(0, time.Since(since).Milliseconds())) // since may come from another clock
 	}
 	return ret, nil
 }
 
-// Types of messages; a message without a type counts as tainting.
+// Types of messages (virDomainMessageType). A message that is not about a deprecation counts as tainting.
 const (
 	messageDeprecations = 1
 	messageTainting     = 2
@@ -166,20 +167,20 @@ func domainGetMessages(_ context.Context, h *rpc.Handlers, s *rpc.Request, args 
 		return nil, err
 	}
 	ret := new(xdr.DomainGetMessagesRet)
-	for _, m := range h.Guests.Advice(v, s.SeesGuest) {
-		sort := uint32(messageTainting)
+	for _, m := range h.Guests.Advice(v, s.CanSeeGuest) {
+		typ := uint32(messageTainting)
 		if machine.Deprecates(m) {
-			sort = messageDeprecations
+			typ = messageDeprecations
 		}
-		if (args.Flags == 0 || args.Flags&sort != 0) && len(ret.Messages) < xdr.MaxDomainMessages {
-			ret.Messages = append(ret.Messages, rpc.Steerless(m))
+		if (args.Flags == 0 || args.Flags&typ != 0) && len(ret.Messages) < xdr.MaxDomainMessages {
+			ret.Messages = append(ret.Messages, rpc.StripControl(m))
 		}
 	}
 	return ret, nil
 }
 
-// domainGetSecurityLabel gives a guest's label under the first security model in force.
-// The label is empty if the guest has none of its own.
+// domainGetSecurityLabel returns a guest's label of the first active security model.
+// It is empty if the guest has no label.
 func domainGetSecurityLabel(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetSecurityLabelArgs) (*xdr.DomainGetSecurityLabelRet, error) {
 	g, err := FindGuest(h, args.Domain)
 	if err != nil {
@@ -187,12 +188,12 @@ func domainGetSecurityLabel(_ context.Context, h *rpc.Handlers, _ *rpc.Request, 
 	}
 	all := provision.SecurityLabels(h.Guests, g.View())
 	if len(all) == 0 {
-		return &xdr.DomainGetSecurityLabelRet{Label: rpc.ZeroEnded("")}, nil
+		return &xdr.DomainGetSecurityLabelRet{Label: rpc.NULTerminated("")}, nil
 	}
-	return &xdr.DomainGetSecurityLabelRet{Label: rpc.ZeroEnded(all[0].Label), Enforcing: all[0].Enforcing}, nil
+	return &xdr.DomainGetSecurityLabelRet{Label: rpc.NULTerminated(all[0].Label), Enforcing: all[0].Enforcing}, nil
 }
 
-// domainGetSecurityLabelList: one label for each security model in force.
+// domainGetSecurityLabelList returns one label for each active security model.
 func domainGetSecurityLabelList(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetSecurityLabelListArgs) (*xdr.DomainGetSecurityLabelListRet, error) {
 	g, err := FindGuest(h, args.Domain)
 	if err != nil {
@@ -200,7 +201,7 @@ func domainGetSecurityLabelList(_ context.Context, h *rpc.Handlers, _ *rpc.Reque
 	}
 	ret := &xdr.DomainGetSecurityLabelListRet{}
 	for _, l := range provision.SecurityLabels(h.Guests, g.View()) {
-		ret.Labels = append(ret.Labels, xdr.SecurityLabel{Label: rpc.ZeroEnded(l.Label), Enforcing: l.Enforcing})
+		ret.Labels = append(ret.Labels, xdr.SecurityLabel{Label: rpc.NULTerminated(l.Label), Enforcing: l.Enforcing})
 	}
 	ret.Count = int32(len(ret.Labels))
 	return ret, nil

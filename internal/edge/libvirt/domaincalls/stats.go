@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/statistics"
 )
 
-// DomainStatsCalls give the resource use of one domain.
+// DomainStatsCalls return the resource use of domains.
 func DomainStatsCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainBlockStats, domainBlockStats)
 	rpc.On(g, xdr.ProcDomainBlockStatsFlags, domainBlockStatsFlags)
@@ -21,32 +21,32 @@ func DomainStatsCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainGetBlockInfo, domainGetBlockInfo)
 	rpc.On(g, xdr.ProcDomainGetDiskErrors, domainGetDiskErrors)
 	rpc.On(g, xdr.ProcDomainGetCPUStats, domainGetCPUStats)
-	rpc.OnThen(g, xdr.ProcConnectGetAllDomainStats, connectGetAllDomainStats)
+	rpc.OnAfterReply(g, xdr.ProcConnectGetAllDomainStats, connectGetAllDomainStats)
 }
 
-// statsAge is the greatest age of a sample that answers a call.
-const statsAge = 500 * time.Millisecond
+// maxSampleAge is the largest age of a sample that answers a call.
+const maxSampleAge = 500 * time.Millisecond
 
-// onePatience bounds how long a call about one domain waits for its sample.
-const onePatience = 2 * time.Second
+// sampleTimeout bounds how long a call about one domain waits for a new sample.
+const sampleTimeout = 2 * time.Second
 
-// stats samples a running domain.
-func stats(ctx context.Context, h *rpc.Handlers, d xdr.Domain) (*machine.Stats, error) {
-	g, _, err := active(h, d)
+// sampleStats returns a sample of a running domain, at most maxSampleAge old.
+func sampleStats(ctx context.Context, h *rpc.Handlers, d xdr.Domain) (*machine.Stats, error) {
+	g, _, err := activeGuest(h, d)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, onePatience,
-		fault.New(fault.Timeout, fault.Monitor, "QEMU did not answer within %v", onePatience))
+	ctx, cancel := context.WithTimeoutCause(ctx, sampleTimeout,
+		fault.New(fault.Timeout, fault.Monitor, "QEMU did not answer within %v", sampleTimeout))
 	defer cancel()
-	return statistics.Stats(ctx, g, statsAge)
+	return statistics.Stats(ctx, g, maxSampleAge)
 }
 
-// disk gives the counters of the disk with a target or path; an empty name means the
-// sum of all disks. Old counters are refused, because the answer has no field for
+// diskStats returns the counters of the disk with a target or path; without a name, the
+// sum over all disks. Stale counters are an error, because the reply has no field for
 // their age.
-func disk(ctx context.Context, h *rpc.Handlers, d xdr.Domain, name string) (machine.DiskStats, error) {
-	st, err := stats(ctx, h, d)
+func diskStats(ctx context.Context, h *rpc.Handlers, d xdr.Domain, name string) (machine.DiskStats, error) {
+	st, err := sampleStats(ctx, h, d)
 	if err != nil {
 		return machine.DiskStats{}, err
 	}
@@ -74,7 +74,7 @@ func disk(ctx context.Context, h *rpc.Handlers, d xdr.Domain, name string) (mach
 }
 
 func domainBlockStats(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainBlockStatsArgs) (*xdr.DomainBlockStatsRet, error) {
-	disk, err := disk(ctx, h, args.Domain, args.Path)
+	disk, err := diskStats(ctx, h, args.Domain, args.Path)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func domainBlockStatsFlags(ctx context.Context, h *rpc.Handlers, _ *rpc.Request,
 	if _, err := rpc.ParamFlags("DOMAIN_BLOCK_STATS_FLAGS", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	disk, err := disk(ctx, h, args.Domain, args.Path)
+	disk, err := diskStats(ctx, h, args.Domain, args.Path)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +103,7 @@ func domainBlockStatsFlags(ctx context.Context, h *rpc.Handlers, _ *rpc.Request,
 		{Field: "flush_total_times", Value: xdr.Int64(int64(disk.FlushTime))},
 	}
 	ret := &xdr.DomainBlockStatsFlagsRet{}
-	ret.Params, ret.NParams, err = rpc.TwoPhase(params, args.NParams)
+	ret.Params, ret.NParams, err = rpc.ParamsOrCount(params, args.NParams)
 	return ret, err
 }
 
@@ -122,17 +122,17 @@ func domainInterfaceStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 	}, nil
 }
 
-// balloonFigure is one of a guest's own figures: the tag of memory statistics,
-// the name in statistics of all domains, and its unit in bytes.
-type balloonFigure struct {
+// balloonStat is a statistic that the guest reports: its tag in DOMAIN_MEMORY_STATS,
+// its name in CONNECT_GET_ALL_DOMAIN_STATS, and its unit in bytes.
+type balloonStat struct {
 	figure machine.BalloonFigure
 	tag    int32
 	name   string
 	unit   uint64
 }
 
-// BalloonFigures are the balloon figures with libvirt's tag, name and unit for each.
-var BalloonFigures = []balloonFigure{
+// BalloonStats are the guest's statistics with libvirt's tag, name and unit for each.
+var BalloonStats = []balloonStat{
 	{machine.SwappedIn, 0, "balloon.swap_in", 1024},
 	{machine.SwappedOut, 1, "balloon.swap_out", 1024},
 	{machine.MajorFaults, 2, "balloon.major_fault", 1},
@@ -145,7 +145,7 @@ var BalloonFigures = []balloonFigure{
 	{machine.HugePagesRefused, 12, "balloon.hugetlb_pgfail", 1},
 }
 
-// Tags of the figures that the host knows itself.
+// Tags of the statistics that the host knows.
 const (
 	tagActual     = 6
 	tagRSS        = 7
@@ -156,12 +156,12 @@ func domainMemoryStats(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, arg
 	if err := rpc.CheckFlags("DOMAIN_MEMORY_STATS", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	st, err := stats(ctx, h, args.Domain)
+	st, err := sampleStats(ctx, h, args.Domain)
 	if err != nil {
 		return nil, err
 	}
 	all := []xdr.DomainMemoryStat{{Tag: tagActual, Value: st.Balloon.Current / 1024}}
-	for _, f := range BalloonFigures {
+	for _, f := range BalloonStats {
 		if value, ok := statistics.Figure(&st.Balloon, f.figure); ok {
 			all = append(all, xdr.DomainMemoryStat{Tag: f.tag, Value: value / f.unit})
 		}
@@ -186,18 +186,18 @@ func domainGetBlockInfo(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 }
 
 // diskErrors are libvirt's numbers for disk errors.
-var diskErrors = rpc.Words{"unspecified": 1, "no space": 2}
+var diskErrors = rpc.EnumValues{"unspecified": 1, "no space": 2}
 
 func domainGetDiskErrors(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetDiskErrorsArgs) (*xdr.DomainGetDiskErrorsRet, error) {
 	if err := rpc.CheckFlags("DOMAIN_GET_DISK_ERRORS", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	g, v, err := active(h, args.Domain)
+	g, v, err := activeGuest(h, args.Domain)
 	if err != nil {
 		return nil, err
 	}
 	ret := &xdr.DomainGetDiskErrorsRet{NErrors: int32(len(v.Active.Devices.Disks))}
-	if args.MaxErrors == 0 { // how many there can be
+	if args.MaxErrors == 0 { // the client asks how many there can be
 		return ret, nil
 	}
 	failed, err := statistics.DiskErrors(ctx, g)

@@ -15,32 +15,31 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// DomainTuneCalls read and change a domain's share of the host.
+// DomainTuneCalls read and change a domain's scheduler, memory, block I/O and NUMA parameters.
 func DomainTuneCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainGetSchedulerType, domainGetSchedulerType)
 	rpc.On(g, xdr.ProcDomainGetSchedulerParameters, domainGetSchedulerParameters)
 	rpc.On(g, xdr.ProcDomainGetSchedulerParametersFlags, domainGetSchedulerParametersFlags)
 	rpc.On(g, xdr.ProcDomainSetSchedulerParameters, domainSetSchedulerParameters)
-	rpc.On(g, xdr.ProcDomainSetSchedulerParametersFlags, settersOf("DOMAIN_SET_SCHEDULER_PARAMETERS_FLAGS", SchedulerTunables))
-	rpc.On(g, xdr.ProcDomainGetMemoryParameters, gettersOf("DOMAIN_GET_MEMORY_PARAMETERS", MemoryTunables))
-	rpc.On(g, xdr.ProcDomainSetMemoryParameters, settersOf("DOMAIN_SET_MEMORY_PARAMETERS", MemoryTunables))
-	rpc.On(g, xdr.ProcDomainGetBlkIOParameters, gettersOf("DOMAIN_GET_BLKIO_PARAMETERS", BlkioTunables))
-	rpc.On(g, xdr.ProcDomainSetBlkIOParameters, settersOf("DOMAIN_SET_BLKIO_PARAMETERS", BlkioTunables))
-	rpc.On(g, xdr.ProcDomainGetNUMAParameters, gettersOf("DOMAIN_GET_NUMA_PARAMETERS", NumaTunables))
-	rpc.On(g, xdr.ProcDomainSetNUMAParameters, settersOf("DOMAIN_SET_NUMA_PARAMETERS", NumaTunables))
+	rpc.On(g, xdr.ProcDomainSetSchedulerParametersFlags, tunablesSetter("DOMAIN_SET_SCHEDULER_PARAMETERS_FLAGS", SchedulerTunables))
+	rpc.On(g, xdr.ProcDomainGetMemoryParameters, tunablesGetter("DOMAIN_GET_MEMORY_PARAMETERS", MemoryTunables))
+	rpc.On(g, xdr.ProcDomainSetMemoryParameters, tunablesSetter("DOMAIN_SET_MEMORY_PARAMETERS", MemoryTunables))
+	rpc.On(g, xdr.ProcDomainGetBlkIOParameters, tunablesGetter("DOMAIN_GET_BLKIO_PARAMETERS", BlkioTunables))
+	rpc.On(g, xdr.ProcDomainSetBlkIOParameters, tunablesSetter("DOMAIN_SET_BLKIO_PARAMETERS", BlkioTunables))
+	rpc.On(g, xdr.ProcDomainGetNUMAParameters, tunablesGetter("DOMAIN_GET_NUMA_PARAMETERS", NumaTunables))
+	rpc.On(g, xdr.ProcDomainSetNUMAParameters, tunablesSetter("DOMAIN_SET_NUMA_PARAMETERS", NumaTunables))
 }
 
-// Tunable is one setting that clients read and change by name. Live are the
-// limits that the kernel holds the running domain to; nil for a definition that
-// does not run.
+// Tunable is a parameter that clients read and change by name. live are the limits that
+// the kernel enforces on the running domain; nil for a definition that does not run.
 type Tunable struct {
 	Name  string
 	Read  func(d *domain.Definition, live *kernel.Limits) xdr.TypedValue
 	Write func(d *domain.Definition, v xdr.TypedValue) error
 }
 
-// limitOf gives a limit as the kernel reports it, or else as the definition has it.
-func limitOf(live *kernel.Limits, field func(*kernel.Limits) *uint64, defined uint64) uint64 {
+// effectiveLimit returns a limit as the kernel reports it, else as the definition has it.
+func effectiveLimit(live *kernel.Limits, field func(*kernel.Limits) *uint64, defined uint64) uint64 {
 	if live != nil {
 		if v := field(live); v != nil {
 			return *v
@@ -49,15 +48,15 @@ func limitOf(live *kernel.Limits, field func(*kernel.Limits) *uint64, defined ui
 	return defined
 }
 
-// SchedulerTunables are the weight of a domain, and the processor time that it
-// and each of its threads may use in a period. Times are in microseconds.
+// SchedulerTunables are the weight of a domain, and the CPU time that it and each of
+// its threads may use in a period. Times are in microseconds.
 var SchedulerTunables = []Tunable{
 	{
 		Name: "cpu_shares",
 		Read: func(d *domain.Definition, live *kernel.Limits) xdr.TypedValue {
-			return xdr.Uint64(limitOf(live, func(l *kernel.Limits) *uint64 { return l.CPUShares }, d.Tune.Shares))
+			return xdr.Uint64(effectiveLimit(live, func(l *kernel.Limits) *uint64 { return l.CPUShares }, d.Tune.Shares))
 		},
-		Write: func(d *domain.Definition, v xdr.TypedValue) error { return unsigned(v, &d.Tune.Shares) },
+		Write: func(d *domain.Definition, v xdr.TypedValue) error { return toUint64(v, &d.Tune.Shares) },
 	},
 	period("vcpu_period", func(t *domain.CPUTune) *uint64 { return &t.Period }),
 	quota("vcpu_quota", func(t *domain.CPUTune) *int64 { return &t.Quota }),
@@ -72,9 +71,9 @@ var SchedulerTunables = []Tunable{
 // The kernel's bounds for periods and quotas, in microseconds, and its default
 // period.
 const (
-	leastPeriod, mostPeriod = 1000, 1000000
-	leastQuota, mostQuota   = 1000, 17592186044415
-	usualPeriod             = 100000
+	minPeriod, maxPeriod = 1000, 1000000
+	minQuota, maxQuota   = 1000, 17592186044415
+	defaultPeriod        = 100000
 )
 
 func period(name string, field func(*domain.CPUTune) *uint64) Tunable {
@@ -83,17 +82,17 @@ func period(name string, field func(*domain.CPUTune) *uint64) Tunable {
 		Read: func(d *domain.Definition, live *kernel.Limits) xdr.TypedValue {
 			p := *field(&d.Tune)
 			if p == 0 && live != nil {
-				p = usualPeriod
+				p = defaultPeriod
 			}
 			return xdr.Uint64(p)
 		},
 		Write: func(d *domain.Definition, v xdr.TypedValue) error {
 			var p uint64
-			if err := unsigned(v, &p); err != nil {
+			if err := toUint64(v, &p); err != nil {
 				return err
 			}
-			if p != 0 && (p < leastPeriod || p > mostPeriod) {
-				return fault.New(fault.Invalid, fault.Call, "a period is from %d to %d microseconds, not %d", leastPeriod, mostPeriod, p)
+			if p != 0 && (p < minPeriod || p > maxPeriod) {
+				return fault.New(fault.Invalid, fault.Call, "a period is from %d to %d microseconds, not %d", minPeriod, maxPeriod, p)
 			}
 			*field(&d.Tune) = p
 			return nil
@@ -101,7 +100,7 @@ func period(name string, field func(*domain.CPUTune) *uint64) Tunable {
 	}
 }
 
-// quota is a tunable. All its negative values mean "no limit".
+// quota makes a tunable. All negative values mean "no limit".
 func quota(name string, field func(*domain.CPUTune) *int64) Tunable {
 	return Tunable{
 		Name: name,
@@ -113,14 +112,14 @@ func quota(name string, field func(*domain.CPUTune) *int64) Tunable {
 			return xdr.Int64(q)
 		},
 		Write: func(d *domain.Definition, v xdr.TypedValue) error {
-			q, err := signed(v)
+			q, err := toInt64(v)
 			switch {
 			case err != nil:
 				return err
 			case q < 0:
 				q = -1
-			case q != 0 && (q < leastQuota || q > mostQuota):
-				return fault.New(fault.Invalid, fault.Call, "a quota is from %d to %d microseconds, or negative for none, not %d", leastQuota, mostQuota, q)
+			case q != 0 && (q < minQuota || q > maxQuota):
+				return fault.New(fault.Invalid, fault.Call, "a quota is from %d to %d microseconds, or negative for none, not %d", minQuota, maxQuota, q)
 			}
 			*field(&d.Tune) = q
 			return nil
@@ -128,21 +127,21 @@ func quota(name string, field func(*domain.CPUTune) *int64) Tunable {
 	}
 }
 
-// MemoryTunables bound the domain's memory on the host, in KiB.
+// MemoryTunables limit the domain's memory on the host, in KiB.
 var MemoryTunables = []Tunable{
 	memoryLimit("hard_limit", func(t *domain.MemTune) *uint64 { return &t.HardLimit }, func(l *kernel.Limits) *uint64 { return l.MemoryHard }),
 	memoryLimit("soft_limit", func(t *domain.MemTune) *uint64 { return &t.SoftLimit }, func(l *kernel.Limits) *uint64 { return l.MemorySoft }),
 	memoryLimit("swap_hard_limit", func(t *domain.MemTune) *uint64 { return &t.SwapHardLimit }, func(l *kernel.Limits) *uint64 { return l.MemorySwap }),
 }
 
-// MemoryUnlimited is libvirt's number for a limit that is none, in KiB.
+// MemoryUnlimited is libvirt's number for "no limit" (VIR_DOMAIN_MEMORY_PARAM_UNLIMITED), in KiB.
 const MemoryUnlimited = 9007199254740991
 
 func memoryLimit(name string, field func(*domain.MemTune) *uint64, live func(*kernel.Limits) *uint64) Tunable {
 	return Tunable{
 		Name: name,
 		Read: func(d *domain.Definition, l *kernel.Limits) xdr.TypedValue {
-			bytes := limitOf(l, live, *field(&d.MemTune))
+			bytes := effectiveLimit(l, live, *field(&d.MemTune))
 			if bytes == 0 || bytes/1024 >= MemoryUnlimited {
 				return xdr.Uint64(MemoryUnlimited)
 			}
@@ -150,7 +149,7 @@ func memoryLimit(name string, field func(*domain.MemTune) *uint64, live func(*ke
 		},
 		Write: func(d *domain.Definition, v xdr.TypedValue) error {
 			var kib uint64
-			if err := unsigned(v, &kib); err != nil {
+			if err := toUint64(v, &kib); err != nil {
 				return err
 			}
 			if kib >= MemoryUnlimited {
@@ -162,15 +161,15 @@ func memoryLimit(name string, field func(*domain.MemTune) *uint64, live func(*ke
 	}
 }
 
-// BlkioTunables weigh the domain's disk traffic against others'.
+// BlkioTunables are the weight of the domain's disk I/O against that of others.
 var BlkioTunables = []Tunable{{
 	Name: "weight",
 	Read: func(d *domain.Definition, live *kernel.Limits) xdr.TypedValue {
-		return xdr.Uint(uint32(limitOf(live, func(l *kernel.Limits) *uint64 { return l.BlockWeight }, uint64(d.Blkio.Weight))))
+		return xdr.Uint(uint32(effectiveLimit(live, func(l *kernel.Limits) *uint64 { return l.BlockWeight }, uint64(d.Blkio.Weight))))
 	},
 	Write: func(d *domain.Definition, v xdr.TypedValue) error {
 		var weight uint64
-		if err := unsigned(v, &weight); err != nil {
+		if err := toUint64(v, &weight); err != nil {
 			return err
 		}
 		if weight != 0 && (weight < 1 || weight > 10000) {
@@ -181,10 +180,10 @@ var BlkioTunables = []Tunable{{
 	},
 }}
 
-// numaModes are how strictly memory is kept on cells, by libvirt's number.
+// numaModes are how strictly memory is bound to cells (virDomainNumatuneMemMode), by libvirt's numbers.
 var numaModes = []string{"strict", "preferred", "interleave", "restrictive"}
 
-// NumaTunables say on which of the host's cells the domain's memory is.
+// NumaTunables select the host's cells for the domain's memory.
 var NumaTunables = []Tunable{
 	{
 		Name: "numa_mode",
@@ -197,7 +196,7 @@ var NumaTunables = []Tunable{
 			return xdr.Int(0)
 		},
 		Write: func(d *domain.Definition, v xdr.TypedValue) error {
-			number, err := signed(v)
+			number, err := toInt64(v)
 			if err != nil {
 				return err
 			}
@@ -225,8 +224,8 @@ var NumaTunables = []Tunable{
 	},
 }
 
-// unsigned reads a number that a client sent in any of the whole types.
-func unsigned(v xdr.TypedValue, into *uint64) error {
+// toUint64 reads a number from 0 up, in any of the integer types.
+func toUint64(v xdr.TypedValue, into *uint64) error {
 	switch v.Kind() {
 	case xdr.KindUint, xdr.KindUint64:
 		*into = v.Uint()
@@ -241,7 +240,7 @@ func unsigned(v xdr.TypedValue, into *uint64) error {
 	return fault.New(fault.Invalid, fault.Call, "the %s %s is not a number from 0 up", v.Kind(), v)
 }
 
-func signed(v xdr.TypedValue) (int64, error) {
+func toInt64(v xdr.TypedValue) (int64, error) {
 	switch v.Kind() {
 	case xdr.KindInt, xdr.KindInt64:
 		return v.Int(), nil
@@ -254,7 +253,7 @@ func signed(v xdr.TypedValue) (int64, error) {
 	return 0, fault.New(fault.Invalid, fault.Call, "the %s %s is not a whole number", v.Kind(), v)
 }
 
-// paramDefinition gives the definition that holds the parameters a call asks for.
+// paramDefinition returns the definition that a getter of typed parameters reads.
 func paramDefinition(h *rpc.Handlers, call string, d xdr.Domain, flags uint32) (*domain.Definition, error) {
 	flags, err := rpc.ParamFlags(call, flags, affectBoth)
 	if err != nil {
@@ -264,11 +263,11 @@ func paramDefinition(h *rpc.Handlers, call string, d xdr.Domain, flags uint32) (
 	if err != nil {
 		return nil, err
 	}
-	return definition(v, flags)
+	return definitionByFlags(v, flags)
 }
 
-// tuning reads the settings of a domain that a table names.
-func tuning(h *rpc.Handlers, d xdr.Domain, call string, flags uint32, table []Tunable) ([]xdr.TypedParam, error) {
+// getTunables returns the parameters of a table, for a domain.
+func getTunables(h *rpc.Handlers, d xdr.Domain, call string, flags uint32, table []Tunable) ([]xdr.TypedParam, error) {
 	flags, err := rpc.ParamFlags(call, flags, affectBoth)
 	if err != nil {
 		return nil, err
@@ -278,7 +277,7 @@ func tuning(h *rpc.Handlers, d xdr.Domain, call string, flags uint32, table []Tu
 		return nil, err
 	}
 	v := g.View()
-	def, err := definition(v, flags)
+	def, err := definitionByFlags(v, flags)
 	if err != nil {
 		return nil, err
 	}
@@ -297,19 +296,19 @@ func tuning(h *rpc.Handlers, d xdr.Domain, call string, flags uint32, table []Tu
 	return params, nil
 }
 
-// tune changes those settings of a domain that the parameters name.
-func tune(ctx context.Context, h *rpc.Handlers, sc scope.Scope, d xdr.Domain, params []xdr.TypedParam, flags uint32, table []Tunable) error {
+// setTunables changes the parameters of a domain that the call names. The table says which there are.
+func setTunables(ctx context.Context, h *rpc.Handlers, sc scope.Scope, d xdr.Domain, params []xdr.TypedParam, flags uint32, table []Tunable) error {
 	writes := make([]func(*domain.Definition) error, 0, len(params))
-	given := map[string]bool{}
+	named := map[string]bool{}
 	for _, p := range params {
 		t := FindTunable(table, p.Field)
 		switch {
 		case t == nil:
 			return fault.New(fault.Invalid, fault.Call, "parameter '%s' not supported", p.Field)
-		case given[p.Field]:
+		case named[p.Field]:
 			return fault.New(fault.Invalid, fault.Call, "parameter '%s' occurs multiple times", p.Field)
 		}
-		given[p.Field] = true
+		named[p.Field] = true
 		writes = append(writes, func(d *domain.Definition) error {
 			return fault.Wrap(t.Write(d, p.Value), fault.Invalid, fault.Call, "cannot set %s", p.Field)
 		})
@@ -324,7 +323,7 @@ func tune(ctx context.Context, h *rpc.Handlers, sc scope.Scope, d xdr.Domain, pa
 				return err
 			}
 		}
-		return SoundMemTune(d.MemTune)
+		return CheckMemTune(d.MemTune)
 	})
 }
 
@@ -338,37 +337,37 @@ func FindTunable(table []Tunable, name string) *Tunable {
 	return nil
 }
 
-// SoundMemTune refuses limits that contradict each other.
-func SoundMemTune(t domain.MemTune) error {
+// CheckMemTune refuses memory limits that contradict each other.
+func CheckMemTune(t domain.MemTune) error {
 	if t.SwapHardLimit != 0 && (t.HardLimit == 0 || t.HardLimit > t.SwapHardLimit) {
 		return fault.New(fault.Invalid, fault.Call, "memory hard_limit tunable value must be lower than or equal to swap_hard_limit")
 	}
 	return nil
 }
 
-func gettersOf(call string, table []Tunable) func(context.Context, *rpc.Handlers, *rpc.Request, *xdr.WithDomainNParamsFlags) (*xdr.WithParamsNParams, error) {
+func tunablesGetter(call string, table []Tunable) func(context.Context, *rpc.Handlers, *rpc.Request, *xdr.WithDomainNParamsFlags) (*xdr.WithParamsNParams, error) {
 	return func(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.WithDomainNParamsFlags) (*xdr.WithParamsNParams, error) {
-		params, err := tuning(h, args.Domain, call, args.Flags, table)
+		params, err := getTunables(h, args.Domain, call, args.Flags, table)
 		if err != nil {
 			return nil, err
 		}
 		ret := new(xdr.WithParamsNParams)
-		ret.Params, ret.NParams, err = rpc.TwoPhase(params, args.NParams)
+		ret.Params, ret.NParams, err = rpc.ParamsOrCount(params, args.NParams)
 		return ret, err
 	}
 }
 
-func settersOf(call string, table []Tunable) func(context.Context, *rpc.Handlers, *rpc.Request, *xdr.WithDomainParamsFlags) (*rpc.Void, error) {
+func tunablesSetter(call string, table []Tunable) func(context.Context, *rpc.Handlers, *rpc.Request, *xdr.WithDomainParamsFlags) (*rpc.Void, error) {
 	return func(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithDomainParamsFlags) (*rpc.Void, error) {
 		if err := rpc.CheckFlags(call, args.Flags, affectBoth); err != nil {
 			return nil, err
 		}
-		return nil, tune(ctx, h, s.Scope, args.Domain, args.Params, args.Flags, table)
+		return nil, setTunables(ctx, h, s.Scope, args.Domain, args.Params, args.Flags, table)
 	}
 }
 
-// domainGetSchedulerType names libvirt's only scheduler of QEMU domains, and how
-// many parameters it has.
+// domainGetSchedulerType returns libvirt's only scheduler for QEMU domains, and the
+// number of its parameters.
 func domainGetSchedulerType(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetSchedulerTypeArgs) (*xdr.DomainGetSchedulerTypeRet, error) {
 	if _, err := FindGuest(h, args.Domain); err != nil {
 		return nil, err
@@ -377,24 +376,24 @@ func domainGetSchedulerType(_ context.Context, h *rpc.Handlers, _ *rpc.Request, 
 }
 
 func domainGetSchedulerParameters(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetSchedulerParametersArgs) (*xdr.DomainGetSchedulerParametersRet, error) {
-	params, err := tuning(h, args.Domain, "DOMAIN_GET_SCHEDULER_PARAMETERS", 0, SchedulerTunables)
+	params, err := getTunables(h, args.Domain, "DOMAIN_GET_SCHEDULER_PARAMETERS", 0, SchedulerTunables)
 	if err != nil {
 		return nil, err
 	}
-	err = rpc.AtMost(&params, args.NParams)
+	err = rpc.TruncateList(&params, args.NParams)
 	return &xdr.DomainGetSchedulerParametersRet{Params: params}, err
 }
 
 func domainGetSchedulerParametersFlags(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetSchedulerParametersFlagsArgs) (*xdr.DomainGetSchedulerParametersFlagsRet, error) {
-	params, err := tuning(h, args.Domain, "DOMAIN_GET_SCHEDULER_PARAMETERS_FLAGS", args.Flags, SchedulerTunables)
+	params, err := getTunables(h, args.Domain, "DOMAIN_GET_SCHEDULER_PARAMETERS_FLAGS", args.Flags, SchedulerTunables)
 	if err != nil {
 		return nil, err
 	}
-	err = rpc.AtMost(&params, args.NParams)
+	err = rpc.TruncateList(&params, args.NParams)
 	return &xdr.DomainGetSchedulerParametersFlagsRet{Params: params}, err
 }
 
-// domainSetSchedulerParameters, the older call, is for running domains alone.
+// domainSetSchedulerParameters, the older call, is for running domains only.
 func domainSetSchedulerParameters(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainSetSchedulerParametersArgs) (*rpc.Void, error) {
-	return nil, tune(ctx, h, s.Scope, args.Domain, args.Params, affectLive, SchedulerTunables)
+	return nil, setTunables(ctx, h, s.Scope, args.Domain, args.Params, affectLive, SchedulerTunables)
 }

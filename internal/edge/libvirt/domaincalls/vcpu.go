@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// DomainVCPUCalls read and change a domain's processors and their pinning.
+// DomainVCPUCalls read and change a domain's vCPUs and their pinning.
 func DomainVCPUCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainGetMaxVCPUs, domainGetMaxVCPUs)
 	rpc.On(g, xdr.ProcDomainGetVCPUsFlags, domainGetVCPUsFlags)
@@ -33,7 +33,7 @@ func domainGetMaxVCPUs(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args 
 	if err != nil {
 		return nil, err
 	}
-	def, err := definition(v, 0)
+	def, err := definitionByFlags(v, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func domainGetVCPUsFlags(ctx context.Context, h *rpc.Handlers, s *rpc.Request, a
 	if args.Flags&rpc.VCPUGuest != 0 {
 		return guestVCPUs(ctx, s.Scope, g, args.Flags)
 	}
-	def, err := definition(g.View(), args.Flags)
+	def, err := definitionByFlags(g.View(), args.Flags)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func domainGetVCPUsFlags(ctx context.Context, h *rpc.Handlers, s *rpc.Request, a
 	return &xdr.DomainGetVCPUsFlagsRet{Count: int32(count)}, nil
 }
 
-// guestVCPUs counts the processors that the guest sees, or uses of them.
+// guestVCPUs returns the number of vCPUs that the guest has online, or with VCPUMaximum of all that it sees.
 func guestVCPUs(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) (*xdr.DomainGetVCPUsFlagsRet, error) {
 	if flags&AffectConfig != 0 {
 		return nil, errGuestConfig()
@@ -81,7 +81,7 @@ func guestVCPUs(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint3
 }
 
 func errGuestConfig() error {
-	return fault.New(fault.Invalid, fault.Call, "the processors that a guest uses are of the running guest, and not of its config")
+	return fault.New(fault.Invalid, fault.Call, "the flag guest is about the running guest; leave out config and maximum")
 }
 
 func domainSetVCPUs(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainSetVCPUsArgs) (*rpc.Void, error) {
@@ -109,25 +109,25 @@ func domainSetVCPUsFlags(ctx context.Context, h *rpc.Handlers, s *rpc.Request, a
 	return nil, hotplug.SetVCPUs(ctx, g, s.Scope, uint(args.NVCPUs), hotplug.VCPUOptions{Affect: affect(args.Flags), Maximum: args.Flags&rpc.VCPUMaximum != 0})
 }
 
-// checkMaps bounds the maps of processors that a client asks for, before any is made.
-func checkMaps(count, length int32) error {
+// checkCPUMapSize bounds the CPU maps that a client asks for, before any is allocated.
+func checkCPUMapSize(count, length int32) error {
 	if count < 0 || length < 0 || count > xdr.MaxVCPUInfo || int64(count)*int64(length) > xdr.MaxCPUMaps {
 		return fault.New(fault.Invalid, fault.Call, "%d maps of %d bytes are more than can be sent", count, length)
 	}
 	return nil
 }
 
-// States of a virtual processor.
+// States of a vCPU (virVcpuState).
 const (
 	vcpuOffline = 0
 	vcpuRunning = 1
 )
 
 func domainGetVCPUs(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.DomainGetVCPUsArgs) (*xdr.DomainGetVCPUsRet, error) {
-	if err := checkMaps(args.MaxInfo, args.MapLen); err != nil {
+	if err := checkCPUMapSize(args.MaxInfo, args.MapLen); err != nil {
 		return nil, err
 	}
-	g, _, err := active(h, args.Domain)
+	g, _, err := activeGuest(h, args.Domain)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func domainGetVCPUs(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, args *
 }
 
 func pinVCPU(ctx context.Context, h *rpc.Handlers, sc scope.Scope, d xdr.Domain, index uint32, cpumap []byte, a machine.Affect) (*rpc.Void, error) {
-	to, err := pinTarget(h, cpumap)
+	to, err := parsePinMap(h, cpumap)
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +174,7 @@ func domainPinEmulator(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 	if err := rpc.CheckFlags("DOMAIN_PIN_EMULATOR", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
-	to, err := pinTarget(h, args.CPUMap)
+	to, err := parsePinMap(h, args.CPUMap)
 	if err != nil {
 		return nil, err
 	}
@@ -185,9 +185,9 @@ func domainPinEmulator(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 	return nil, hotplug.PinEmulator(ctx, g, s.Scope, to, affect(args.Flags))
 }
 
-// pinTarget reads where to pin. The map of all the host's processors takes a
-// binding away.
-func pinTarget(h *rpc.Handlers, cpumap []byte) (topology.CPUSet, error) {
+// parsePinMap parses a CPU map to pin to. The map of all CPUs of the host removes the
+// pinning.
+func parsePinMap(h *rpc.Handlers, cpumap []byte) (topology.CPUSet, error) {
 	to, err := topology.FromMap(cpumap)
 	if err != nil {
 		return to, err
@@ -203,9 +203,9 @@ func pinTarget(h *rpc.Handlers, cpumap []byte) (topology.CPUSet, error) {
 	return to, nil
 }
 
-// bound gives the processors where a thread may run: its own pinning, else the
-// definition's processors, else all present processors of the host.
-func bound(h *rpc.Handlers, def *domain.Definition, pin topology.CPUSet) topology.CPUSet {
+// allowedCPUs returns the CPUs where a thread may run: its own pinning, else the CPU set
+// of the definition's <vcpu>, else all present CPUs of the host.
+func allowedCPUs(h *rpc.Handlers, def *domain.Definition, pin topology.CPUSet) topology.CPUSet {
 	switch {
 	case !pin.IsEmpty():
 		return pin
@@ -219,20 +219,20 @@ func domainGetVCPUPinInfo(_ context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 	if err := rpc.CheckFlags("DOMAIN_GET_VCPU_PIN_INFO", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
-	if err := checkMaps(args.NCPUMaps, args.MapLen); err != nil {
+	if err := checkCPUMapSize(args.NCPUMaps, args.MapLen); err != nil {
 		return nil, err
 	}
 	v, err := ViewOf(h, args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	def, err := definition(v, args.Flags)
+	def, err := definitionByFlags(v, args.Flags)
 	if err != nil {
 		return nil, err
 	}
 	ret := new(xdr.DomainGetVCPUPinInfoRet)
 	for i := range min(def.VCPUs.Max, uint(args.NCPUMaps)) {
-		ret.CPUMaps = append(ret.CPUMaps, bound(h, def, def.Tune.VCPUPins[i]).Map(8*int(args.MapLen))...)
+		ret.CPUMaps = append(ret.CPUMaps, allowedCPUs(h, def, def.Tune.VCPUPins[i]).Map(8*int(args.MapLen))...)
 		ret.Count++
 	}
 	return ret, nil
@@ -242,16 +242,16 @@ func domainGetEmulatorPinInfo(_ context.Context, h *rpc.Handlers, _ *rpc.Request
 	if err := rpc.CheckFlags("DOMAIN_GET_EMULATOR_PIN_INFO", args.Flags, affectBoth); err != nil {
 		return nil, err
 	}
-	if err := checkMaps(1, args.MapLen); err != nil {
+	if err := checkCPUMapSize(1, args.MapLen); err != nil {
 		return nil, err
 	}
 	v, err := ViewOf(h, args.Domain)
 	if err != nil {
 		return nil, err
 	}
-	def, err := definition(v, args.Flags)
+	def, err := definitionByFlags(v, args.Flags)
 	if err != nil {
 		return nil, err
 	}
-	return &xdr.DomainGetEmulatorPinInfoRet{CPUMaps: bound(h, def, def.Tune.EmulatorPin).Map(8 * int(args.MapLen)), Count: 1}, nil
+	return &xdr.DomainGetEmulatorPinInfoRet{CPUMaps: allowedCPUs(h, def, def.Tune.EmulatorPin).Map(8 * int(args.MapLen)), Count: 1}, nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// DomainXMLCalls show definitions.
+// DomainXMLCalls return definitions as XML.
 func DomainXMLCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainGetXMLDesc, domainGetXMLDesc)
 }
@@ -32,7 +32,7 @@ func domainGetXMLDesc(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args
 	if err != nil {
 		return nil, err
 	}
-	def, style := shown(v, args.Flags)
+	def, style := selectDefinition(v, args.Flags)
 	if def == nil {
 		return nil, fault.New(fault.NotFound, fault.Domain, "domain '%s' is gone", v.Name)
 	}
@@ -43,14 +43,14 @@ func domainGetXMLDesc(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args
 		}
 		def = withHostModel(def, caps)
 	}
-	doc, err := rpc.InTurn(ctx, func() (string, error) { return domainxml.Format(def, style) })
+	doc, err := rpc.RunFair(ctx, func() (string, error) { return domainxml.Format(def, style) })
 	return &xdr.DomainGetXMLDescRet{XML: doc}, err
 }
 
-// shown gives the definition that the flags mean, and the style to write it in. A
-// migratable definition is the running one, passwords included, without the parts that
-// only this host added.
-func shown(v *guest.View, flags uint32) (*domain.Definition, domainxml.Style) {
+// selectDefinition returns the definition that the flags select, and the style to write it in. A
+// migratable definition is the running one, with passwords, without the parts that this
+// host added.
+func selectDefinition(v *guest.View, flags uint32) (*domain.Definition, domainxml.Style) {
 	style := domainxml.Style{Secure: flags&(rpc.XMLSecure|rpc.XMLMigratable) != 0, ID: v.ID}
 	if v.Active == nil || flags&rpc.XMLInactive != 0 && v.Inactive != nil {
 		return v.Inactive, style
@@ -59,8 +59,8 @@ func shown(v *guest.View, flags uint32) (*domain.Definition, domainxml.Style) {
 	return v.Active, style
 }
 
-// withHostModel replaces host-model by its meaning on this host, if a named model
-// comes close to it.
+// withHostModel expands host-model to the named model and the features that it has on this
+// host, if there is such a model.
 func withHostModel(def *domain.Definition, caps *qemucaps.Capabilities) *domain.Definition {
 	acc := caps.Accelerator(hostcalls.Accelerators[def.Virt])
 	m, require, disable, found := hostcalls.CatalogueOf(caps).HostModel(acc)
@@ -70,13 +70,13 @@ func withHostModel(def *domain.Definition, caps *qemucaps.Capabilities) *domain.
 	def = def.Clone()
 	cpu := &def.CPU
 	cpu.Mode, cpu.Match, cpu.Check, cpu.Model, cpu.Vendor = "custom", "exact", "partial", m.Name, hostcalls.CPUVendors[acc.HostModel.Vendor]
-	said := map[string]bool{}
+	named := map[string]bool{}
 	for _, f := range cpu.Features {
-		said[f.Name] = true
+		named[f.Name] = true
 	}
 	add := func(policy string, names []string) {
 		for _, name := range names {
-			if !said[name] {
+			if !named[name] {
 				cpu.Features = append(cpu.Features, domain.CPUFeature{Name: name, Policy: policy})
 			}
 		}

@@ -14,17 +14,17 @@ import (
 
 // Flags of CONNECT_BASELINE_CPU and CONNECT_BASELINE_HYPERVISOR_CPU.
 const (
-	BaselineExpand     = 1 << 0 // name the features of the model too
-	BaselineMigratable = 1 << 1 // leave out features that keep a guest from migrating
+	BaselineExpand     = 1 << 0 // list the features of the model, too
+	BaselineMigratable = 1 << 1 // leave out features that prevent migration
 )
 
-// stayingFeatures keep a guest that sees them on its host.
-var stayingFeatures = []string{"invtsc", "xsaves"}
+// nonMigratableFeatures prevent the migration of a guest that has them.
+var nonMigratableFeatures = []string{"invtsc", "xsaves"}
 
-// hostsFeatures are features that no guest is given by name.
-var hostsFeatures = SetOf(qemucaps.HostFeatures)
+// hostOnlyFeatures are features that a guest's definition does not name.
+var hostOnlyFeatures = FeatureSetOf(qemucaps.HostFeatures)
 
-// BaselineCalls are the calls that find a processor that several hosts have.
+// BaselineCalls compute the CPU that several hosts have in common.
 func BaselineCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcConnectBaselineCPU, connectBaselineCPU)
 	rpc.On(g, xdr.ProcConnectBaselineHypervisorCPU, connectBaselineHypervisorCPU)
@@ -38,8 +38,8 @@ func connectBaselineCPU(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 	if err != nil {
 		return nil, err
 	}
-	return rpc.InTurn(ctx, func() (*xdr.WithCPU, error) {
-		return BaselineRequest{CatalogueOf(caps), HostProcessor, nil, args.Flags}.Answer(args.XMLCPUs)
+	return rpc.RunFair(ctx, func() (*xdr.WithCPU, error) {
+		return BaselineRequest{CatalogueOf(caps), HostCPU, nil, args.Flags}.Answer(args.XMLCPUs)
 	})
 }
 
@@ -47,12 +47,12 @@ func connectBaselineHypervisorCPU(ctx context.Context, h *rpc.Handlers, s *rpc.R
 	if err := rpc.CheckFlags("CONNECT_BASELINE_HYPERVISOR_CPU", args.Flags, BaselineExpand|BaselineMigratable); err != nil {
 		return nil, err
 	}
-	o, err := offer(ctx, h, s, args.EmulatorBinary, args.Arch, args.VirtType, args.Machine)
+	o, err := resolveDomainCaps(ctx, h, s, args.EmulatorBinary, args.Arch, args.VirtType, args.Machine)
 	if err != nil {
 		return nil, err
 	}
-	return rpc.InTurn(ctx, func() (*xdr.WithCPU, error) {
-		return BaselineRequest{CatalogueOf(o.Caps), AnyProcessor, hypervisorProcessorOf(o.Acc).Features, args.Flags}.Answer(args.XMLCPUs)
+	return rpc.RunFair(ctx, func() (*xdr.WithCPU, error) {
+		return BaselineRequest{CatalogueOf(o.Caps), AnyCPU, hypervisorCPU(o.Acc).Features, args.Flags}.Answer(args.XMLCPUs)
 	})
 }
 
@@ -60,31 +60,31 @@ func connectBaselineHypervisorCPU(ctx context.Context, h *rpc.Handlers, s *rpc.R
 type BaselineRequest struct {
 	Catalogue
 
-	Kind  ProcessorKind
-	Given FeatureSet // the features that the hypervisor can give; nil: any
-	Flags uint32
+	Kind      CPUKind
+	Available FeatureSet // the features that the hypervisor can give a guest; nil: any
+	Flags     uint32
 }
 
-// Answer reads the clients' documents and gives the baseline processor as XML.
+// Answer parses the CPU descriptions and returns the baseline CPU as XML.
 func (r BaselineRequest) Answer(docs []string) (*xdr.WithCPU, error) {
-	all := make([]Processor, 0, len(docs))
+	all := make([]CPUDescription, 0, len(docs))
 	for _, doc := range docs {
-		p, err := ReadProcessor(doc, r.Kind)
+		p, err := ParseCPU(doc, r.Kind)
 		if err != nil {
-			return nil, rpc.OfCPU(err)
+			return nil, rpc.CPUError(err)
 		}
 		all = append(all, p)
 	}
 	e, err := r.baseline(all)
 	if err != nil {
-		return nil, rpc.OfCPU(err)
+		return nil, rpc.CPUError(err)
 	}
 	doc, err := xmltree.Format(e)
 	return &xdr.WithCPU{CPU: doc}, err
 }
 
-// baseline finds the features that all processors share, and the model that describes them best.
-func (r BaselineRequest) baseline(all []Processor) (*xmltree.Element, error) {
+// baseline finds the features that all CPUs share, and the model that describes them best.
+func (r BaselineRequest) baseline(all []CPUDescription) (*xmltree.Element, error) {
 	if len(all) == 0 {
 		return nil, fault.New(fault.Invalid, fault.Call, "no CPUs given")
 	}
@@ -96,7 +96,7 @@ func (r BaselineRequest) baseline(all []Processor) (*xmltree.Element, error) {
 			return nil, fault.New(fault.Unsupported, fault.Call, "cannot compute baseline CPU of %s architecture", p.arch)
 		}
 	}
-	common, err := r.inCommon(all)
+	common, err := r.commonFeatures(all)
 	if err != nil {
 		return nil, err
 	}
@@ -111,27 +111,27 @@ func (r BaselineRequest) baseline(all []Processor) (*xmltree.Element, error) {
 		return nil, rpc.WithCode(rpc.CodeInternal, fault.New(fault.Failed, fault.Call, "cannot find suitable CPU model for given data"))
 	}
 	if r.Flags&BaselineMigratable != 0 {
-		for _, name := range stayingFeatures {
+		for _, name := range nonMigratableFeatures {
 			if !m.features[name] {
 				delete(common.Features, name)
 			}
 		}
 	}
 	fallback := "allow"
-	if r.Given != nil || len(models) == 1 && m.Name == models[0] {
+	if r.Available != nil || len(models) == 1 && m.Name == models[0] {
 		fallback = "forbid"
 	}
-	if slices.ContainsFunc(all, func(p Processor) bool { return p.vendor == "" }) {
+	if slices.ContainsFunc(all, func(p CPUDescription) bool { return p.vendor == "" }) {
 		common.Vendor = ""
 	}
 	return r.describe(common, m, fallback), nil
 }
 
-// inCommon gives the vendor and the features that all processors share.
-func (r BaselineRequest) inCommon(all []Processor) (Known, error) {
-	var common Known
+// commonFeatures returns the vendor and the features that all CPUs share.
+func (r BaselineRequest) commonFeatures(all []CPUDescription) (KnownCPU, error) {
+	var common KnownCPU
 	for i, p := range all {
-		features, err := r.All(p)
+		features, err := r.FeaturesOf(p)
 		if err != nil {
 			return common, err
 		}
@@ -150,9 +150,9 @@ func (r BaselineRequest) inCommon(all []Processor) (Known, error) {
 			maps.DeleteFunc(common.Features, func(name string, _ bool) bool { return !features[name] })
 		}
 	}
-	remove(common.Features, hostsFeatures)
-	if r.Given != nil {
-		maps.DeleteFunc(common.Features, func(name string, _ bool) bool { return !r.Given[name] })
+	removeFeatures(common.Features, hostOnlyFeatures)
+	if r.Available != nil {
+		maps.DeleteFunc(common.Features, func(name string, _ bool) bool { return !r.Available[name] })
 	}
 	if len(common.Features) == 0 {
 		return common, fault.New(fault.Failed, fault.Call, "CPUs are incompatible: they have no feature in common")
@@ -160,9 +160,9 @@ func (r BaselineRequest) inCommon(all []Processor) (Known, error) {
 	return common, nil
 }
 
-// vendor gives the vendor that a processor's description names, else the vendor of its
-// model; "" if there is none. For the first processor only the description counts, as in libvirt.
-func (r BaselineRequest) vendor(p Processor, first bool) (string, error) {
+// vendor returns the vendor that a CPU description names, else the vendor of its
+// model; "" if there is none. For the first CPU only the description counts, as in libvirt.
+func (r BaselineRequest) vendor(p CPUDescription, first bool) (string, error) {
 	if p.vendor != "" && !slices.Contains(slices.Collect(maps.Values(CPUVendors)), p.vendor) {
 		return "", fault.New(fault.Failed, fault.Call, "unknown CPU vendor %s", p.vendor)
 	}
@@ -181,20 +181,19 @@ func (r BaselineRequest) vendor(p Processor, first bool) (string, error) {
 	return m.vendor, nil
 }
 
-// describe writes a processor as a domain's definition does: the model, the features
-// beyond the model and the features that are missing. If the model is to be written
-// out, it lists all features instead.
-func (r BaselineRequest) describe(p Known, m CPUModel, fallback string) *xmltree.Element {
-	e := within(tag("cpu", "mode", "custom", "match", "exact"), leaf("model", m.Name, "fallback", fallback), leaf("vendor", p.Vendor))
-	beyond := m.features
+// describe writes a CPU as in a domain's definition: the model, the features that it has in
+// addition, and the model's features that it lacks. With BaselineExpand it lists all features.
+func (r BaselineRequest) describe(p KnownCPU, m CPUModel, fallback string) *xmltree.Element {
+	e := appendNodes(element("cpu", "mode", "custom", "match", "exact"), textElement("model", m.Name, "fallback", fallback), textElement("vendor", p.Vendor))
+	implied := m.features
 	if r.Flags&BaselineExpand != 0 {
-		beyond = nil
+		implied = nil
 	}
-	for _, name := range Lacking(p.Features, beyond) {
-		within(e, tag("feature", "policy", "require", "name", name))
+	for _, name := range Difference(p.Features, implied) {
+		appendNodes(e, element("feature", "policy", "require", "name", name))
 	}
-	for _, name := range Lacking(m.features, p.Features) {
-		within(e, tag("feature", "policy", "disable", "name", name))
+	for _, name := range Difference(m.features, p.Features) {
+		appendNodes(e, element("feature", "policy", "disable", "name", name))
 	}
 	return e
 }

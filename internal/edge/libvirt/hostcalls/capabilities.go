@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// CapabilityCalls report the parts and features that guests may have.
+// CapabilityCalls report the host's capabilities and the features that guests may have.
 func CapabilityCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcConnectGetVersion, connectGetVersion)
 	rpc.On(g, xdr.ProcConnectGetCapabilities, connectGetCapabilities)
@@ -29,7 +29,7 @@ func CapabilityCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcConnectGetCPUModelNames, connectGetCPUModelNames)
 }
 
-// connectGetVersion gives QEMU's version, counted as libvirt counts its own.
+// connectGetVersion returns QEMU's version, encoded as libvirt's own.
 func connectGetVersion(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, _ *rpc.Void) (*xdr.ConnectGetVersionRet, error) {
 	caps, err := h.Emulators.Get(ctx, "")
 	if err != nil {
@@ -39,15 +39,15 @@ func connectGetVersion(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, _ *
 	return &xdr.ConnectGetVersionRet{Version: uint64(v.Major)*1_000_000 + uint64(v.Minor)*1000 + uint64(v.Micro)}, nil
 }
 
-// Accelerators gives QEMU's word for a domain type.
+// Accelerators are QEMU's names of the accelerators, by domain type.
 var Accelerators = map[string]string{"kvm": "kvm", "qemu": "tcg"}
 
 // domainTypes are the domain types, best first.
 var domainTypes = []string{"kvm", "qemu"}
 
-// Accelerator finds the accelerator for a domain type. Without a type, it is the best
-// that works on this host.
-func Accelerator(caps *qemucaps.Capabilities, domainType string) (string, qemucaps.Accelerator, error) {
+// PickAccelerator finds the accelerator for a domain type. Without a type, it is the best
+// one that works on this host.
+func PickAccelerator(caps *qemucaps.Capabilities, domainType string) (string, qemucaps.Accelerator, error) {
 	for _, t := range domainTypes {
 		if acc := caps.Accelerator(Accelerators[t]); t == domainType || domainType == "" && acc.Usable {
 			if !acc.Usable {
@@ -68,7 +68,7 @@ func connectGetMaxVCPUs(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 	if err != nil {
 		return nil, err
 	}
-	if _, _, err := Accelerator(caps, rpc.Text(args.Type)); err != nil {
+	if _, _, err := PickAccelerator(caps, rpc.StringValue(args.Type)); err != nil {
 		return nil, err
 	}
 	machine, err := PickMachine(caps, "")
@@ -86,7 +86,7 @@ func connectGetCPUModelNames(ctx context.Context, h *rpc.Handlers, _ *rpc.Reques
 	if args.Arch != caps.Arch && (!isX86(args.Arch) || !isX86(caps.Arch)) {
 		return nil, fault.New(fault.Invalid, fault.Call, "cannot find processor models for architecture '%s': this host runs %s", args.Arch, caps.Arch)
 	}
-	_, acc, err := Accelerator(caps, "")
+	_, acc, err := PickAccelerator(caps, "")
 	if err != nil {
 		return nil, err
 	}
@@ -101,11 +101,11 @@ func connectGetCPUModelNames(ctx context.Context, h *rpc.Handlers, _ *rpc.Reques
 	return ret, nil
 }
 
-// versionedModel is the name of one version of a model; the name without it
-// stands for the version that fits the machine type.
+// versionedModel matches the name of one version of a model; the name without the version
+// stands for the one that fits the machine type.
 var versionedModel = regexp.MustCompile(`-v[0-9]+$`)
 
-// namedModels are the processor models that a definition names.
+// namedModels returns the CPU models that a definition may name.
 func namedModels(acc qemucaps.Accelerator) []qemucaps.CPUModel {
 	special := []string{"base", "host", "max"}
 	return slices.DeleteFunc(slices.Clone(acc.Models), func(m qemucaps.CPUModel) bool {
@@ -113,18 +113,18 @@ func namedModels(acc qemucaps.Accelerator) []qemucaps.CPUModel {
 	})
 }
 
-// CPUVendors maps the vendor string of a processor to libvirt's name for the vendor.
+// CPUVendors maps CPUID's vendor string to libvirt's name of the vendor.
 var CPUVendors = map[string]string{"GenuineIntel": "Intel", "AuthenticAMD": "AMD", "HygonGenuine": "Hygon"}
 
-// featureNames gives libvirt's name for the few features that QEMU calls
-// otherwise.
+// featureNames are libvirt's names of the few features that have another name
+// in QEMU.
 var featureNames = map[string]string{
 	"cmp-legacy": "cmp_legacy", "ds-cpl": "ds_cpl", "fxsr-opt": "fxsr_opt", "lahf-lm": "lahf_lm", "nodeid-msr": "nodeid_msr",
 	"pclmulqdq": "pclmuldq", "perfctr-core": "perfctr_core", "perfctr-nb": "perfctr_nb", "tsc-adjust": "tsc_adjust",
 }
 
-// cpuFeatures gives libvirt's names for features of the processor, leaving out
-// those that QEMU and KVM make up.
+// cpuFeatures returns libvirt's names of CPU features. It leaves out those that are not
+// of a CPU, but of QEMU or KVM.
 func cpuFeatures(qemuNames []string) []string {
 	var names []string
 	for _, name := range qemuNames {
@@ -145,15 +145,15 @@ func connectGetCapabilities(ctx context.Context, h *rpc.Handlers, _ *rpc.Request
 		return nil, err
 	}
 	guests := []*qemucaps.Capabilities{caps}
-	if also := h.Emulators.Serving("i686"); also != caps.Binary.Path {
-		if c, err := h.Emulators.Get(ctx, also); err == nil { // else it serves no guest
+	if other := h.Emulators.Serving("i686"); other != caps.Binary.Path {
+		if c, err := h.Emulators.Get(ctx, other); err == nil { // a binary that cannot be probed runs no guest
 			guests = append(guests, c)
 		}
 	}
-	doc, err := rpc.InTurn(ctx, func() (string, error) {
-		e := within(tag("capabilities"), describeHost(h.Host.Facts(), caps, provision.SecurityModels(h.Guests)))
+	doc, err := rpc.RunFair(ctx, func() (string, error) {
+		e := appendNodes(element("capabilities"), describeHost(h.Host.Facts(), caps, provision.SecurityModels(h.Guests)))
 		for _, c := range guests {
-			within(e, DescribeGuests(c))
+			appendNodes(e, DescribeGuests(c))
 		}
 		return xmltree.Format(e)
 	})
@@ -165,28 +165,28 @@ func describeHost(facts *resources.Facts, caps *qemucaps.Capabilities, models []
 	if facts.UUID == (uuid.UUID{}) {
 		id = ""
 	}
-	about := within(tag("host"),
-		leaf("uuid", id), DescribeProcessor(facts, caps), tag("power_management"), tag("iommu", "support", yesNo(facts.IOMMU)),
-		within(tag("topology"), DescribeCells(facts.Topology.Cells)), describeCaches(facts.Topology.Caches))
+	about := appendNodes(element("host"),
+		textElement("uuid", id), DescribeHostCPU(facts, caps), element("power_management"), element("iommu", "support", yesNo(facts.IOMMU)),
+		appendNodes(element("topology"), DescribeCells(facts.Topology.Cells)), describeCaches(facts.Topology.Caches))
 	if len(models) == 0 {
 		models = []provision.SecurityModel{{Name: "none", DOI: "0"}}
 	}
 	for _, m := range models {
-		within(about, describeModel(m))
+		appendNodes(about, describeModel(m))
 	}
 	return about
 }
 
-// describeModel describes one of the security models that separate guests.
+// describeModel describes a security model that separates guests.
 func describeModel(m provision.SecurityModel) *xmltree.Element {
-	e := within(tag("secmodel"), leaf("model", m.Name), leaf("doi", m.DOI))
+	e := appendNodes(element("secmodel"), textElement("model", m.Name), textElement("doi", m.DOI))
 	for _, kind := range slices.Sorted(maps.Keys(m.Base)) {
-		within(e, leaf("baselabel", m.Base[kind], "type", kind))
+		appendNodes(e, textElement("baselabel", m.Base[kind], "type", kind))
 	}
 	return e
 }
 
-// yesNo gives "yes" or "no", as libvirt's XML spells booleans.
+// yesNo returns a boolean as libvirt's XML has it.
 func yesNo(yes bool) string {
 	if yes {
 		return "yes"
@@ -194,39 +194,39 @@ func yesNo(yes bool) string {
 	return "no"
 }
 
-// DescribeProcessor describes the host's processor: the nearest model, and the
-// features beyond that model.
-func DescribeProcessor(facts *resources.Facts, caps *qemucaps.Capabilities) *xmltree.Element {
-	cpu, shape, p := facts.CPU, facts.Topology.Shape(), HostProcessorOf(facts, caps)
-	e := within(tag("cpu"), leaf("arch", facts.Arch))
+// DescribeHostCPU describes the host's CPU: the nearest model, and the features that
+// it has in addition.
+func DescribeHostCPU(facts *resources.Facts, caps *qemucaps.Capabilities) *xmltree.Element {
+	cpu, shape, p := facts.CPU, facts.Topology.Shape(), HostCPUOf(facts, caps)
+	e := appendNodes(element("cpu"), textElement("arch", facts.Arch))
 	model, found := CatalogueOf(caps).Nearest(p, true, nil)
 	if found {
-		within(e, leaf("model", model.Name))
+		appendNodes(e, textElement("model", model.Name))
 	}
-	within(e, leaf("vendor", p.Vendor))
+	appendNodes(e, textElement("vendor", p.Vendor))
 	if cpu.Microcode != 0 {
-		within(e, tag("microcode", "version", strconv.FormatUint(cpu.Microcode, 10)))
+		appendNodes(e, element("microcode", "version", strconv.FormatUint(cpu.Microcode, 10)))
 	}
 	if cpu.Family >= 0 {
-		within(e, tag("signature", "family", strconv.Itoa(cpu.Family), "model", strconv.Itoa(cpu.ModelNumber), "stepping", strconv.Itoa(cpu.Stepping)))
+		appendNodes(e, element("signature", "family", strconv.Itoa(cpu.Family), "model", strconv.Itoa(cpu.ModelNumber), "stepping", strconv.Itoa(cpu.Stepping)))
 	}
-	within(e, tag("topology", "sockets", strconv.Itoa(shape.Packages), "dies", "1",
+	appendNodes(e, element("topology", "sockets", strconv.Itoa(shape.Packages), "dies", "1",
 		"cores", strconv.Itoa(shape.Cores), "threads", strconv.Itoa(shape.Threads)))
 	if cpu.PhysicalBits > 0 {
-		within(e, tag("maxphysaddr", "mode", "emulate", "bits", strconv.Itoa(cpu.PhysicalBits)))
+		appendNodes(e, element("maxphysaddr", "mode", "emulate", "bits", strconv.Itoa(cpu.PhysicalBits)))
 	}
 	if found {
-		for _, name := range Lacking(p.Features, model.features) {
-			within(e, tag("feature", "name", name))
+		for _, name := range Difference(p.Features, model.features) {
+			appendNodes(e, element("feature", "name", name))
 		}
 	}
 	for _, size := range pageSizes(facts.Topology.Cells) {
-		within(e, tag("pages", "unit", "KiB", "size", size))
+		appendNodes(e, element("pages", "unit", "KiB", "size", size))
 	}
 	return e
 }
 
-// pageSizes are the sizes of pages on any cell, in KiB.
+// pageSizes returns the page sizes of all cells, in KiB.
 func pageSizes(cells []topology.Cell) []string {
 	var sizes []string
 	for _, c := range cells {
@@ -239,40 +239,40 @@ func pageSizes(cells []topology.Cell) []string {
 	return sizes
 }
 
-// kib gives a number of bytes in whole KiB, rounded down.
+// kib returns a number of bytes in KiB, rounded down.
 func kib(bytes uint64) string { return strconv.FormatUint(bytes>>10, 10) }
 
-// DescribeCells gives the host's NUMA cells as XML.
+// DescribeCells describes the host's NUMA cells.
 func DescribeCells(cells []topology.Cell) *xmltree.Element {
-	all := tag("cells", "num", strconv.Itoa(len(cells)))
+	all := element("cells", "num", strconv.Itoa(len(cells)))
 	for _, c := range cells {
-		cell := tag("cell", "id", strconv.Itoa(c.ID))
+		cell := element("cell", "id", strconv.Itoa(c.ID))
 		if c.Memory > 0 {
-			within(cell, leaf("memory", kib(c.Memory), "unit", "KiB"))
+			appendNodes(cell, textElement("memory", kib(c.Memory), "unit", "KiB"))
 		}
 		for _, p := range c.Pages {
-			within(cell, leaf("pages", strconv.FormatUint(p.Total, 10), "unit", "KiB", "size", kib(p.Size)))
+			appendNodes(cell, textElement("pages", strconv.FormatUint(p.Total, 10), "unit", "KiB", "size", kib(p.Size)))
 		}
 		if len(c.Distances) > 0 {
-			distances := tag("distances")
+			distances := element("distances")
 			for _, d := range c.Distances {
-				within(distances, tag("sibling", "id", strconv.Itoa(d.Cell), "value", strconv.Itoa(d.Value)))
+				appendNodes(distances, element("sibling", "id", strconv.Itoa(d.Cell), "value", strconv.Itoa(d.Value)))
 			}
-			within(cell, distances)
+			appendNodes(cell, distances)
 		}
-		cpus := tag("cpus", "num", strconv.Itoa(len(c.CPUs)))
+		cpus := element("cpus", "num", strconv.Itoa(len(c.CPUs)))
 		for _, cpu := range c.CPUs {
-			within(cpus, tag("cpu", "id", strconv.Itoa(cpu.ID), "socket_id", strconv.Itoa(cpu.Package), "die_id", strconv.Itoa(cpu.Die),
+			appendNodes(cpus, element("cpu", "id", strconv.Itoa(cpu.ID), "socket_id", strconv.Itoa(cpu.Package), "die_id", strconv.Itoa(cpu.Die),
 				"core_id", strconv.Itoa(cpu.Core), "siblings", cpu.Siblings.String()))
 		}
-		within(all, within(cell, cpus))
+		appendNodes(all, appendNodes(cell, cpus))
 	}
 	return all
 }
 
 // describeCaches describes the last-level caches; nil if there are none.
 func describeCaches(caches []topology.Cache) *xmltree.Element {
-	e := tag("cache")
+	e := element("cache")
 	for _, c := range caches {
 		if c.Level < 3 {
 			continue
@@ -281,7 +281,7 @@ func describeCaches(caches []topology.Cache) *xmltree.Element {
 		if size%1024 == 0 {
 			size, unit = size/1024, "MiB"
 		}
-		within(e, tag("bank", "id", strconv.Itoa(c.ID), "level", strconv.Itoa(c.Level), "type", string(c.Kind),
+		appendNodes(e, element("bank", "id", strconv.Itoa(c.ID), "level", strconv.Itoa(c.Level), "type", string(c.Kind),
 			"size", strconv.FormatUint(size, 10), "unit", unit, "cpus", c.CPUs.String()))
 	}
 	if e.Children == nil {
@@ -296,35 +296,35 @@ func DescribeGuests(caps *qemucaps.Capabilities) *xmltree.Element {
 	if caps.GuestArch() == "i686" {
 		wordSize = "32"
 	}
-	arch := within(tag("arch", "name", caps.GuestArch()), leaf("wordsize", wordSize), leaf("emulator", caps.Binary.Path))
-	for _, m := range builtMachines(caps) {
+	arch := appendNodes(element("arch", "name", caps.GuestArch()), textElement("wordsize", wordSize), textElement("emulator", caps.Binary.Path))
+	for _, m := range supportedMachines(caps) {
 		most := strconv.Itoa(m.MaxCPUs)
 		deprecated := ""
 		if m.Deprecated {
 			deprecated = "yes"
 		}
-		within(arch, leaf("machine", m.Name, "maxCpus", most, "deprecated", deprecated))
+		appendNodes(arch, textElement("machine", m.Name, "maxCpus", most, "deprecated", deprecated))
 		if m.Alias != "" {
-			within(arch, leaf("machine", m.Alias, "canonical", m.Name, "maxCpus", most, "deprecated", deprecated))
+			appendNodes(arch, textElement("machine", m.Alias, "canonical", m.Name, "maxCpus", most, "deprecated", deprecated))
 		}
 	}
 	for _, t := range slices.Backward(domainTypes) {
 		if caps.Accelerator(Accelerators[t]).Usable {
-			within(arch, tag("domain", "type", t))
+			appendNodes(arch, element("domain", "type", t))
 		}
 	}
-	features := within(tag("features"),
-		tag("acpi", "default", "on", "toggle", "yes"), tag("apic", "default", "on", "toggle", "no"), tag("cpuselection"), tag("deviceboot"))
-	return within(tag("guest"), leaf("os_type", "hvm"), arch, features)
+	features := appendNodes(element("features"),
+		element("acpi", "default", "on", "toggle", "yes"), element("apic", "default", "on", "toggle", "no"), element("cpuselection"), element("deviceboot"))
+	return appendNodes(element("guest"), textElement("os_type", "hvm"), arch, features)
 }
 
-// machineFamilies are the machine types that guests can be built on: by full
-// name, or by the start of the names of their versions.
+// machineFamilies are the supported machine types: full names, or the prefix of
+// the names of their versions.
 var machineFamilies = []string{"pc-i440fx-", "pc-q35-", "microvm", "isapc"}
 
-// builtMachines are QEMU's machine types of these families, the default first,
-// then those with a short name.
-func builtMachines(caps *qemucaps.Capabilities) []qemucaps.Machine {
+// supportedMachines returns QEMU's machine types of these families: the default first,
+// then those with an alias.
+func supportedMachines(caps *qemucaps.Capabilities) []qemucaps.Machine {
 	machines := slices.DeleteFunc(slices.Clone(caps.Machines), func(m qemucaps.Machine) bool {
 		return !slices.ContainsFunc(machineFamilies, func(family string) bool { return strings.HasPrefix(m.Name, family) })
 	})
@@ -341,10 +341,10 @@ func builtMachines(caps *qemucaps.Capabilities) []qemucaps.Machine {
 	return machines
 }
 
-// PickMachine finds a machine type by its full or short name; without a name,
-// the default one.
+// PickMachine finds a machine type by its name or alias; without a name, the
+// default one.
 func PickMachine(caps *qemucaps.Capabilities, name string) (qemucaps.Machine, error) {
-	machines := builtMachines(caps)
+	machines := supportedMachines(caps)
 	i := slices.IndexFunc(machines, func(m qemucaps.Machine) bool {
 		return m.Name == name || m.Alias != "" && m.Alias == name || name == "" && m.Default
 	})

@@ -14,9 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// allNode is the number that stands for the whole host where a call takes a
-// processor or a cell.
-const allNode = -1
+// wholeHost stands for all CPUs or all cells in a call that takes the number of one.
+const wholeHost = -1
 
 // NodeCalls are the calls about the host's processors and memory.
 func NodeCalls(g rpc.Group) {
@@ -38,7 +37,7 @@ func nodeGetInfo(_ context.Context, h *rpc.Handlers, _ *rpc.Request, _ *rpc.Void
 		Memory: facts.Memory >> 10, CPUs: int32(facts.Topology.Online.Len()), MHz: int32(facts.CPU.MHz),
 		Nodes: int32(shape.Cells), Sockets: int32(shape.Packages), Cores: int32(shape.Cores), Threads: int32(shape.Threads),
 	}
-	copy(info.Model[:len(info.Model)-1], facts.Arch) // ends in a zero
+	copy(info.Model[:len(info.Model)-1], facts.Arch) // the last byte stays NUL
 	return info, nil
 }
 
@@ -47,8 +46,8 @@ func nodeGetFreeMemory(_ context.Context, h *rpc.Handlers, _ *rpc.Request, _ *rp
 	return &xdr.NodeGetFreeMemoryRet{FreeMemory: memory.Free}, err
 }
 
-// nodeGetCellsFreeMemory gives the free memory of cells by their numbers. A missing
-// number in between counts as a cell without free memory.
+// nodeGetCellsFreeMemory returns the free memory of cells by their numbers. A number
+// without a cell counts as a cell without free memory.
 func nodeGetCellsFreeMemory(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.NodeGetCellsFreeMemoryArgs) (*xdr.NodeGetCellsFreeMemoryRet, error) {
 	if args.MaxCells <= 0 {
 		return nil, fault.New(fault.Invalid, fault.Call, "the number of cells must be above 0, not %d", args.MaxCells)
@@ -72,8 +71,7 @@ func nodeGetCellsFreeMemory(_ context.Context, h *rpc.Handlers, _ *rpc.Request, 
 	return ret, nil
 }
 
-// cellRange gives the numbers from start on, at most count, up to the highest
-// cell.
+// cellRange returns at most count cell numbers, from start to the highest cell's.
 func cellRange(h *rpc.Handlers, start int32, count uint32) ([]int, error) {
 	ids := h.Host.Facts().Topology.CellIDs()
 	if start < 0 || int(start) > ids.Max() {
@@ -86,7 +84,7 @@ func cellRange(h *rpc.Handlers, start int32, count uint32) ([]int, error) {
 	return cells, nil
 }
 
-// nodeGetFreePages answers cell by cell, for each page size in the order asked.
+// nodeGetFreePages answers cell by cell, for each page size in the call's order.
 func nodeGetFreePages(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.NodeGetFreePagesArgs) (*xdr.NodeGetFreePagesRet, error) {
 	if err := rpc.CheckFlags("NODE_GET_FREE_PAGES", args.Flags, 0); err != nil {
 		return nil, err
@@ -113,8 +111,7 @@ func nodeGetFreePages(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *
 	return ret, nil
 }
 
-// nodeGetCPUStats gives times in nanoseconds. Asked for no parameters, it gives their
-// number.
+// nodeGetCPUStats returns times in nanoseconds.
 func nodeGetCPUStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.NodeGetCPUStatsArgs) (*xdr.NodeGetCPUStatsRet, error) {
 	if err := rpc.CheckFlags("NODE_GET_CPU_STATS", args.Flags, 0); err != nil {
 		return nil, err
@@ -124,7 +121,7 @@ func nodeGetCPUStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *x
 		return nil, err
 	}
 	t := times.Total
-	if args.CPU != allNode {
+	if args.CPU != wholeHost {
 		var ok bool
 		if t, ok = times.Each[int(args.CPU)]; !ok {
 			return nil, fault.New(fault.Invalid, fault.Call, "processor %d is not online; those that are: %s", args.CPU, h.Host.Facts().Topology.Online)
@@ -136,18 +133,18 @@ func nodeGetCPUStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *x
 	params := []xdr.NodeCPUStat{
 		stat("kernel", t.System+t.IRQ+t.SoftIRQ), stat("user", t.User+t.Nice), stat("idle", t.Idle), stat("iowait", t.IOWait),
 	}
-	params, count, err := someStats(params, args.NParams)
+	params, count, err := statsOrCount(params, args.NParams)
 	return &xdr.NodeGetCPUStatsRet{Params: params, NParams: count}, err
 }
 
-// nodeGetMemoryStats gives sizes in KiB.
+// nodeGetMemoryStats returns sizes in KiB.
 func nodeGetMemoryStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.NodeGetMemoryStatsArgs) (*xdr.NodeGetMemoryStatsRet, error) {
 	if err := rpc.CheckFlags("NODE_GET_MEMORY_STATS", args.Flags, 0); err != nil {
 		return nil, err
 	}
 	var memory kernel.Memory
 	var err error
-	if args.Cell == allNode {
+	if args.Cell == wholeHost {
 		memory, err = h.Host.Memory()
 	} else {
 		memory, err = h.Host.CellMemory(int(args.Cell))
@@ -159,16 +156,16 @@ func nodeGetMemoryStats(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args
 		return xdr.NodeMemoryStat{Field: field, Value: bytes >> 10}
 	}
 	params := []xdr.NodeMemoryStat{stat("total", memory.Total), stat("free", memory.Free)}
-	if args.Cell == allNode {
+	if args.Cell == wholeHost {
 		params = append(params, stat("buffers", memory.Buffers), stat("cached", memory.Cached))
 	}
-	params, count, err := someStats(params, args.NParams)
+	params, count, err := statsOrCount(params, args.NParams)
 	return &xdr.NodeGetMemoryStatsRet{Params: params, NParams: count}, err
 }
 
-// someStats is the rule of calls in two steps: none asked for gives the count,
-// any other number must be the count.
-func someStats[S any](params []S, asked int32) (sent []S, count int32, err error) {
+// statsOrCount serves getters that clients call twice: with room for none they get the
+// number of parameters; any other room must be that number.
+func statsOrCount[S any](params []S, asked int32) (sent []S, count int32, err error) {
 	count = int32(len(params))
 	switch asked {
 	case 0:
@@ -194,15 +191,15 @@ func nodeGetCPUMap(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr
 	return ret, nil
 }
 
-// nodeGetSecurityModel gives the first of the security models that separate guests.
+// nodeGetSecurityModel returns the first of the security models that separate guests.
 func nodeGetSecurityModel(_ context.Context, h *rpc.Handlers, _ *rpc.Request, _ *rpc.Void) (*xdr.NodeGetSecurityModelRet, error) {
 	if all := provision.SecurityModels(h.Guests); len(all) > 0 {
-		return &xdr.NodeGetSecurityModelRet{Model: rpc.ZeroEnded(all[0].Name), DOI: rpc.ZeroEnded(all[0].DOI)}, nil
+		return &xdr.NodeGetSecurityModelRet{Model: rpc.NULTerminated(all[0].Name), DOI: rpc.NULTerminated(all[0].DOI)}, nil
 	}
 	return &xdr.NodeGetSecurityModelRet{Model: []byte{0}, DOI: []byte{0}}, nil
 }
 
-// sysinfo is the document about the firmware's tables.
+// sysinfo is libvirt's document about the SMBIOS tables.
 type sysinfo struct {
 	XMLName xml.Name `xml:"sysinfo"`
 	Type    string   `xml:"type,attr"`
@@ -237,7 +234,7 @@ func describeFirmware(d *kernel.DMI) *sysinfo {
 		g := sysinfoGroup{XMLName: xml.Name{Local: group}}
 		for i := 0; i < len(namesAndValues); i += 2 {
 			if value := namesAndValues[i+1]; value != "" {
-				g.Entries = append(g.Entries, sysinfoEntry{namesAndValues[i], legible(value)})
+				g.Entries = append(g.Entries, sysinfoEntry{namesAndValues[i], validXMLText(value)})
 			}
 		}
 		if g.Entries != nil {

@@ -33,9 +33,9 @@ func NodeDeviceCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcNodeDeviceReAttach, nodeDeviceReAttach)
 }
 
-// deviceKinds are the flags that narrow a list of devices. Kinds that no device has
-// here (mediated devices, channels of mainframes, ...) are flags all the same: with
-// them the list is empty.
+// deviceKinds are the flags that select capabilities in a list of devices. Flags for
+// capabilities that no device here has (mediated devices, s390 channels, ...) are valid,
+// and give an empty list.
 var deviceKinds = []struct {
 	flag uint32
 	kind resources.Kind
@@ -56,7 +56,7 @@ var deviceKinds = []struct {
 // Flags for listing devices, in addition to the kinds.
 const (
 	listDeviceKinds    = 1<<22 - 1
-	listDeviceInactive = 1 << 30 // defined and not there: no device is
+	listDeviceInactive = 1 << 30 // defined, but not present: no device here
 	listDeviceActive   = 1 << 31
 )
 
@@ -66,7 +66,7 @@ func connectListAllNodeDevices(_ context.Context, h *rpc.Handlers, s *rpc.Reques
 	}
 	var found []*resources.Device
 	if args.Flags&(listDeviceActive|listDeviceInactive) != listDeviceInactive {
-		found = devices(s.Session, devicesByFlags(h, args.Flags&listDeviceKinds))
+		found = visibleDevices(s.Session, devicesByFlags(h, args.Flags&listDeviceKinds))
 	}
 	ret := &xdr.ConnectListAllNodeDevicesRet{Count: uint32(len(found))}
 	if args.NeedResults {
@@ -90,34 +90,34 @@ func devicesByFlags(h *rpc.Handlers, flags uint32) []*resources.Device {
 	return h.Devices.Of(kinds...)
 }
 
-// devices are those that the client may see.
-func devices(s *rpc.Session, all []*resources.Device) []*resources.Device {
-	if seesEverything(s) {
+// visibleDevices returns the devices that the client may see.
+func visibleDevices(s *rpc.Session, all []*resources.Device) []*resources.Device {
+	if canSeeEverything(s) {
 		return all
 	}
-	return slices.DeleteFunc(slices.Clone(all), ofPrograms)
+	return slices.DeleteFunc(slices.Clone(all), isVirtual)
 }
 
-// device finds a device that the client may see.
-func device(h *rpc.Handlers, s *rpc.Session, name string) (*resources.Device, error) {
+// findDevice finds a device that the client may see.
+func findDevice(h *rpc.Handlers, s *rpc.Session, name string) (*resources.Device, error) {
 	d, err := h.Devices.ByName(name)
-	if err == nil && ofPrograms(d) && !seesEverything(s) {
-		return nil, s.Gate().Check(s.Who(), authz.Read, authz.Resource{Kind: authz.Everything, Name: "device '" + name + "'"})
+	if err == nil && isVirtual(d) && !canSeeEverything(s) {
+		return nil, s.Authorizer().Check(s.Principal(), authz.Read, authz.Resource{Kind: authz.Everything, Name: "device '" + name + "'"})
 	}
 	return d, err
 }
 
-// ofPrograms says whether software made a device: it is no piece of hardware. The links of guests
-// and networks are such devices, and so are other programs' disks. They disclose facts about their owners.
-func ofPrograms(d *resources.Device) bool { return strings.Contains(d.Path, "/devices/virtual/") }
+// isVirtual reports whether a device is made by software, such as the links of guests and networks, and
+// other programs' disks. They disclose facts about their owners.
+func isVirtual(d *resources.Device) bool { return strings.Contains(d.Path, "/devices/virtual/") }
 
-// seesEverything says whether no rule hides anything from the client.
-func seesEverything(s *rpc.Session) bool {
-	return !s.Gate().Restricted(s.Who()) || s.Sees(authz.Resource{Kind: authz.Everything})
+// canSeeEverything reports whether the rules hide nothing from the client.
+func canSeeEverything(s *rpc.Session) bool {
+	return !s.Authorizer().Restricted(s.Principal()) || s.CanSee(authz.Resource{Kind: authz.Everything})
 }
 
-// devicesByWord is the older way to narrow: by one kind's word, or by none.
-func devicesByWord(h *rpc.Handlers, capability *string) []*resources.Device {
+// devicesByCap selects the devices of the older calls: by one capability's name, or all.
+func devicesByCap(h *rpc.Handlers, capability *string) []*resources.Device {
 	if capability == nil {
 		return h.Devices.All()
 	}
@@ -128,7 +128,7 @@ func nodeNumOfDevices(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *
 	if err := rpc.CheckFlags("NODE_NUM_OF_DEVICES", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	return &xdr.NodeNumOfDevicesRet{Count: int32(len(devices(s.Session, devicesByWord(h, args.Capability))))}, nil
+	return &xdr.NodeNumOfDevicesRet{Count: int32(len(visibleDevices(s.Session, devicesByCap(h, args.Capability))))}, nil
 }
 
 func nodeListDevices(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.NodeListDevicesArgs) (*xdr.NodeListDevicesRet, error) {
@@ -136,14 +136,14 @@ func nodeListDevices(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *x
 		return nil, err
 	}
 	ret := &xdr.NodeListDevicesRet{}
-	for _, d := range devices(s.Session, devicesByWord(h, args.Capability)) {
+	for _, d := range visibleDevices(s.Session, devicesByCap(h, args.Capability)) {
 		ret.Names = append(ret.Names, d.Name)
 	}
-	return ret, rpc.AtMost(&ret.Names, args.MaxNames)
+	return ret, rpc.TruncateList(&ret.Names, args.MaxNames)
 }
 
 func nodeDeviceLookupByName(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.NodeDeviceLookupByNameArgs) (*xdr.NodeDeviceLookupByNameRet, error) {
-	d, err := device(h, s.Session, args.Name)
+	d, err := findDevice(h, s.Session, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -165,16 +165,16 @@ func nodeDeviceGetXMLDesc(ctx context.Context, h *rpc.Handlers, s *rpc.Request, 
 	if err := rpc.CheckFlags("NODE_DEVICE_GET_XML_DESC", args.Flags, 0); err != nil {
 		return nil, err
 	}
-	d, err := device(h, s.Session, args.Name)
+	d, err := findDevice(h, s.Session, args.Name)
 	if err != nil {
 		return nil, err
 	}
-	doc, err := rpc.InTurn(ctx, func() (string, error) { return DescribeDevice(d) })
+	doc, err := rpc.RunFair(ctx, func() (string, error) { return DescribeDevice(d) })
 	return &xdr.NodeDeviceGetXMLDescRet{XML: doc}, err
 }
 
 func nodeDeviceGetParent(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.NodeDeviceGetParentArgs) (*xdr.NodeDeviceGetParentRet, error) {
-	d, err := device(h, s.Session, args.Name)
+	d, err := findDevice(h, s.Session, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +186,7 @@ func nodeDeviceGetParent(_ context.Context, h *rpc.Handlers, s *rpc.Request, arg
 }
 
 func nodeDeviceNumOfCaps(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.NodeDeviceNumOfCapsArgs) (*xdr.NodeDeviceNumOfCapsRet, error) {
-	d, err := device(h, s.Session, args.Name)
+	d, err := findDevice(h, s.Session, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +194,7 @@ func nodeDeviceNumOfCaps(_ context.Context, h *rpc.Handlers, s *rpc.Request, arg
 }
 
 func nodeDeviceListCaps(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.NodeDeviceListCapsArgs) (*xdr.NodeDeviceListCapsRet, error) {
-	d, err := device(h, s.Session, args.Name)
+	d, err := findDevice(h, s.Session, args.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -202,23 +202,23 @@ func nodeDeviceListCaps(_ context.Context, h *rpc.Handlers, s *rpc.Request, args
 	for _, k := range d.Kinds {
 		ret.Names = append(ret.Names, string(k))
 	}
-	return ret, rpc.AtMost(&ret.Names, args.MaxNames)
+	return ret, rpc.TruncateList(&ret.Names, args.MaxNames)
 }
 
-// A device that is listed is there, and is there again when the host starts.
+// Every listed device is present, and is found again after the host has started.
 
 func nodeDeviceIsActive(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.NodeDeviceIsActiveArgs) (*xdr.NodeDeviceIsActiveRet, error) {
-	_, err := device(h, s.Session, args.Name)
+	_, err := findDevice(h, s.Session, args.Name)
 	return &xdr.NodeDeviceIsActiveRet{Active: true}, err
 }
 
 func nodeDeviceIsPersistent(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.NodeDeviceIsPersistentArgs) (*xdr.NodeDeviceIsPersistentRet, error) {
-	_, err := device(h, s.Session, args.Name)
+	_, err := findDevice(h, s.Session, args.Name)
 	return &xdr.NodeDeviceIsPersistentRet{Persistent: true}, err
 }
 
 func nodeDeviceGetAutostart(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.NodeDeviceGetAutostartArgs) (*xdr.NodeDeviceGetAutostartRet, error) {
-	_, err := device(h, s.Session, args.Name)
+	_, err := findDevice(h, s.Session, args.Name)
 	return &xdr.NodeDeviceGetAutostartRet{Autostart: true}, err
 }
 
@@ -250,7 +250,7 @@ func nodeDeviceReAttach(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 
 // pciDevice finds a device that must be a PCI function.
 func pciDevice(h *rpc.Handlers, s *rpc.Session, name string) (*kernel.PCIDevice, error) {
-	d, err := device(h, s, name)
+	d, err := findDevice(h, s, name)
 	if err != nil {
 		return nil, err
 	}

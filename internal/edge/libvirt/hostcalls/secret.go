@@ -20,8 +20,8 @@ const (
 	listSecretAll         = 1<<4 - 1
 )
 
-// SecretCalls are the calls about secrets. On a read-only connection, the table of
-// procedures refuses every call that gives a secret's value.
+// SecretCalls are the calls about secrets. On a read-only connection, the procedure
+// table refuses every call that returns a secret's value.
 func SecretCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcConnectNumOfSecrets, connectNumOfSecrets)
 	rpc.On(g, xdr.ProcConnectListSecrets, connectListSecrets)
@@ -40,8 +40,8 @@ func wireSecret(d secret.Definition) (xdr.Secret, error) {
 	return xdr.Secret{UUID: id, UsageType: rpc.SecretUsages[d.Usage.Type], UsageID: d.Usage.ID}, err
 }
 
-// withSecret gives a secret as calls return it, or passes an error on.
-func withSecret(d secret.Definition, err error) (*xdr.WithSecret, error) {
+// secretReply returns the reply of calls that return a secret, or the error.
+func secretReply(d secret.Definition, err error) (*xdr.WithSecret, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func connectListSecrets(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args
 	for _, d := range h.Secrets.List() {
 		ret.UUIDs = append(ret.UUIDs, d.UUID)
 	}
-	return ret, rpc.AtMost(&ret.UUIDs, args.MaxUUIDs)
+	return ret, rpc.TruncateList(&ret.UUIDs, args.MaxUUIDs)
 }
 
 // ConnectListAllSecrets serves CONNECT_LIST_ALL_SECRETS.
@@ -67,12 +67,12 @@ func ConnectListAllSecrets(_ context.Context, h *rpc.Handlers, s *rpc.Request, a
 		return nil, err
 	}
 	ret := &xdr.ConnectListAllSecretsRet{}
-	if !seesEverything(s.Session) { // nor how many there are
+	if !canSeeEverything(s.Session) { // the number is hidden, too
 		return ret, nil
 	}
 	for _, d := range h.Secrets.List() {
-		if !rpc.Either(args.Flags, listSecretEphemeral, listSecretNoEphemeral, d.Ephemeral) ||
-			!rpc.Either(args.Flags, listSecretPrivate, listSecretNoPrivate, d.Private) {
+		if !rpc.MatchesFilter(args.Flags, listSecretEphemeral, listSecretNoEphemeral, d.Ephemeral) ||
+			!rpc.MatchesFilter(args.Flags, listSecretPrivate, listSecretNoPrivate, d.Private) {
 			continue
 		}
 		ret.Count++
@@ -89,23 +89,23 @@ func ConnectListAllSecrets(_ context.Context, h *rpc.Handlers, s *rpc.Request, a
 }
 
 func secretLookupByUUID(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.WithUUID) (*xdr.WithSecret, error) {
-	return withSecret(h.Secrets.ByUUID(rpc.FormatUUID(args.UUID)))
+	return secretReply(h.Secrets.ByUUID(rpc.FormatUUID(args.UUID)))
 }
 
 func secretLookupByUsage(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.SecretLookupByUsageArgs) (*xdr.WithSecret, error) {
 	for usage, number := range rpc.SecretUsages {
 		if number == args.UsageType {
-			return withSecret(h.Secrets.ByUsage(secret.Usage{Type: usage, ID: args.UsageID}))
+			return secretReply(h.Secrets.ByUsage(secret.Usage{Type: usage, ID: args.UsageID}))
 		}
 	}
-	return nil, fault.New(fault.Invalid, fault.Call, "there are no secrets of the use %d", args.UsageType)
+	return nil, fault.New(fault.Invalid, fault.Call, "there is no usage type %d of secrets", args.UsageType)
 }
 
 func secretDefineXML(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithXMLFlags) (*xdr.WithSecret, error) {
 	if err := rpc.CheckFlags("SECRET_DEFINE_XML", args.Flags, secretValidate); err != nil {
 		return nil, err
 	}
-	return withSecret(h.Secrets.Define(s.Scope, args.XML, args.Flags&secretValidate != 0))
+	return secretReply(h.Secrets.Define(s.Scope, args.XML, args.Flags&secretValidate != 0))
 }
 
 func secretGetXMLDesc(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.WithSecretFlags) (*xdr.WithXML, error) {

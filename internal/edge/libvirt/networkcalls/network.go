@@ -66,7 +66,7 @@ func wireNetwork(n *network.Network) (xdr.Network, error) {
 	return xdr.Network{Name: n.Name(), UUID: id}, err
 }
 
-func withNetwork(n *network.Network, err error) (*xdr.WithNetwork, error) {
+func networkReply(n *network.Network, err error) (*xdr.WithNetwork, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -74,11 +74,11 @@ func withNetwork(n *network.Network, err error) (*xdr.WithNetwork, error) {
 	return &xdr.WithNetwork{Network: w}, err
 }
 
-// networksThat gives the networks with a view that passes the test.
-func networksThat(h *rpc.Handlers, s *rpc.Session, take func(*network.View) bool) []*network.Network {
+// visibleNetworks returns the networks that match and that the client may see.
+func visibleNetworks(h *rpc.Handlers, s *rpc.Session, match func(*network.View) bool) []*network.Network {
 	var found []*network.Network
 	for _, n := range h.Networks.List() {
-		if take(n.View()) && s.SeesNetwork(n) {
+		if match(n.View()) && s.CanSeeNetwork(n) {
 			found = append(found, n)
 		}
 	}
@@ -94,33 +94,33 @@ func networkNames(found []*network.Network, room int32) (*xdr.WithNames, error) 
 	for _, n := range found {
 		ret.Names = append(ret.Names, n.Name())
 	}
-	return ret, rpc.AtMost(&ret.Names, room)
+	return ret, rpc.TruncateList(&ret.Names, room)
 }
 
 func connectNumOfNetworks(_ context.Context, h *rpc.Handlers, s *rpc.Request, _ *rpc.Void) (*xdr.WithCount, error) {
-	return &xdr.WithCount{Count: int32(len(networksThat(h, s.Session, isActive)))}, nil
+	return &xdr.WithCount{Count: int32(len(visibleNetworks(h, s.Session, isActive)))}, nil
 }
 
 func connectListNetworks(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
-	return networkNames(networksThat(h, s.Session, isActive), args.MaxNames)
+	return networkNames(visibleNetworks(h, s.Session, isActive), args.MaxNames)
 }
 
 func connectNumOfDefinedNetworks(_ context.Context, h *rpc.Handlers, s *rpc.Request, _ *rpc.Void) (*xdr.WithCount, error) {
-	return &xdr.WithCount{Count: int32(len(networksThat(h, s.Session, isInactive)))}, nil
+	return &xdr.WithCount{Count: int32(len(visibleNetworks(h, s.Session, isInactive)))}, nil
 }
 
 func connectListDefinedNetworks(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithMaxNames) (*xdr.WithNames, error) {
-	return networkNames(networksThat(h, s.Session, isInactive), args.MaxNames)
+	return networkNames(visibleNetworks(h, s.Session, isInactive), args.MaxNames)
 }
 
 func connectListAllNetworks(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithNeedResultsFlags) (*xdr.ConnectListAllNetworksRet, error) {
 	if err := rpc.CheckFlags("CONNECT_LIST_ALL_NETWORKS", args.Flags, listNetworkAll); err != nil {
 		return nil, err
 	}
-	found := networksThat(h, s.Session, func(v *network.View) bool {
-		return rpc.Either(args.Flags, listNetworkActive, listNetworkInactive, v.Active()) &&
-			rpc.Either(args.Flags, listNetworkPersistent, listNetworkTransient, v.Persistent()) &&
-			rpc.Either(args.Flags, listNetworkAutostart, listNetworkNoAutostart, v.Autostart)
+	found := visibleNetworks(h, s.Session, func(v *network.View) bool {
+		return rpc.MatchesFilter(args.Flags, listNetworkActive, listNetworkInactive, v.Active()) &&
+			rpc.MatchesFilter(args.Flags, listNetworkPersistent, listNetworkTransient, v.Persistent()) &&
+			rpc.MatchesFilter(args.Flags, listNetworkAutostart, listNetworkNoAutostart, v.Autostart)
 	})
 	ret := &xdr.ConnectListAllNetworksRet{Count: uint32(len(found))}
 	if !args.NeedResults {
@@ -137,33 +137,33 @@ func connectListAllNetworks(_ context.Context, h *rpc.Handlers, s *rpc.Request, 
 }
 
 func networkLookupByName(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.WithName) (*xdr.WithNetwork, error) {
-	return withNetwork(h.Networks.ByName(args.Name))
+	return networkReply(h.Networks.ByName(args.Name))
 }
 
 func networkLookupByUUID(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.WithUUID) (*xdr.WithNetwork, error) {
-	return withNetwork(h.Networks.ByUUID(rpc.FormatUUID(args.UUID)))
+	return networkReply(h.Networks.ByUUID(rpc.FormatUUID(args.UUID)))
 }
 
 func networkCreateXML(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithXML) (*xdr.WithNetwork, error) {
-	return withNetwork(h.Networks.Create(ctx, s.Scope, args.XML, false))
+	return networkReply(h.Networks.Create(ctx, s.Scope, args.XML, false))
 }
 
 func networkCreateXMLFlags(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithXMLFlags) (*xdr.WithNetwork, error) {
 	if err := rpc.CheckFlags("NETWORK_CREATE_XML_FLAGS", args.Flags, networkValidate); err != nil {
 		return nil, err
 	}
-	return withNetwork(h.Networks.Create(ctx, s.Scope, args.XML, args.Flags&networkValidate != 0))
+	return networkReply(h.Networks.Create(ctx, s.Scope, args.XML, args.Flags&networkValidate != 0))
 }
 
 func networkDefineXML(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithXML) (*xdr.WithNetwork, error) {
-	return withNetwork(h.Networks.Define(ctx, s.Scope, args.XML, false))
+	return networkReply(h.Networks.Define(ctx, s.Scope, args.XML, false))
 }
 
 func networkDefineXMLFlags(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithXMLFlags) (*xdr.WithNetwork, error) {
 	if err := rpc.CheckFlags("NETWORK_DEFINE_XML_FLAGS", args.Flags, networkValidate); err != nil {
 		return nil, err
 	}
-	return withNetwork(h.Networks.Define(ctx, s.Scope, args.XML, args.Flags&networkValidate != 0))
+	return networkReply(h.Networks.Define(ctx, s.Scope, args.XML, args.Flags&networkValidate != 0))
 }
 
 func networkUndefine(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithNetwork) (*rpc.Void, error) {
@@ -198,7 +198,7 @@ func networkGetXMLDesc(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, arg
 	if err != nil {
 		return nil, err
 	}
-	doc, err := rpc.InTurn(ctx, func() (string, error) { return n.XML(args.Flags&networkXMLInactive != 0) })
+	doc, err := rpc.RunFair(ctx, func() (string, error) { return n.XML(args.Flags&networkXMLInactive != 0) })
 	return &xdr.WithXML{XML: doc}, err
 }
 
@@ -243,9 +243,9 @@ func networkIsPersistent(_ context.Context, h *rpc.Handlers, _ *rpc.Request, arg
 	return &xdr.WithPersistent{Persistent: n.View().Persistent()}, nil
 }
 
-// networkSections and networkCommands are libvirt's numbers for the sections of a
-// network that can be changed, and for the changes. Sections that can never be changed
-// alone are listed, so that the error can name them.
+// networkSections and networkCommands are libvirt's numbers of the sections of a network
+// and of the commands that change one. Sections that NETWORK_UPDATE cannot change are
+// listed, so that the error can name them.
 var (
 	networkSections = map[uint32]network.Section{
 		1: "bridge", 2: "domain", 3: "ip", 4: network.SectionDHCPHost, 5: network.SectionDHCPRange,
@@ -311,7 +311,7 @@ func networkGetDHCPLeases(_ context.Context, h *rpc.Handlers, _ *rpc.Request, ar
 func wireLease(l network.Lease) xdr.NetworkDHCPLease {
 	w := xdr.NetworkDHCPLease{
 		Interface: l.Bridge, IPAddress: l.Address.String(), Prefix: uint32(l.Bits),
-		MAC: rpc.Optional(l.MAC), IAID: rpc.Optional(l.IAID), Hostname: rpc.Optional(l.Hostname), ClientID: rpc.Optional(l.ClientID),
+		MAC: rpc.OptionalString(l.MAC), IAID: rpc.OptionalString(l.IAID), Hostname: rpc.OptionalString(l.Hostname), ClientID: rpc.OptionalString(l.ClientID),
 	}
 	if !l.Expiry.IsZero() {
 		w.ExpiryTime = l.Expiry.Unix()
@@ -322,7 +322,7 @@ func wireLease(l network.Lease) xdr.NetworkDHCPLease {
 	return w
 }
 
-// networkTexts are libvirt's numbers for the texts that describe a network.
+// networkTexts are libvirt's numbers of the types of a network's metadata.
 var networkTexts = map[int32]network.Text{0: network.TextDescription, 1: network.TextTitle, 2: network.TextElement}
 
 func networkText(number int32) (network.Text, error) {
@@ -346,7 +346,7 @@ func networkSetMetadata(ctx context.Context, h *rpc.Handlers, s *rpc.Request, ar
 	if err != nil {
 		return nil, err
 	}
-	return nil, n.SetMetadata(ctx, s.Scope, text, rpc.OrEmpty(args.Metadata), rpc.OrEmpty(args.Key), rpc.OrEmpty(args.URI), affect)
+	return nil, n.SetMetadata(ctx, s.Scope, text, rpc.StringValue(args.Metadata), rpc.StringValue(args.Key), rpc.StringValue(args.URI), affect)
 }
 
 func networkGetMetadata(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.NetworkGetMetadataArgs) (*xdr.WithMetadata, error) {
@@ -362,12 +362,12 @@ func networkGetMetadata(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args
 	if err != nil {
 		return nil, err
 	}
-	found, err := n.Metadata(text, rpc.OrEmpty(args.URI), affect)
+	found, err := n.Metadata(text, rpc.StringValue(args.URI), affect)
 	return &xdr.WithMetadata{Metadata: found}, err
 }
 
-// networkListAllPorts answers only for a network without plugged-in NICs. Plugged-in
-// NICs have no port objects with UUIDs of their own, and an answer may not omit them.
+// networkListAllPorts answers only for a network without connected NICs. NICs have no
+// port objects with UUIDs here, and a list without them would be wrong.
 func networkListAllPorts(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.NetworkListAllPortsArgs) (*xdr.NetworkListAllPortsRet, error) {
 	if err := rpc.CheckFlags("NETWORK_LIST_ALL_PORTS", args.Flags, 0); err != nil {
 		return nil, err
@@ -379,9 +379,9 @@ func networkListAllPorts(_ context.Context, h *rpc.Handlers, _ *rpc.Request, arg
 	if !n.View().Active() {
 		return nil, fault.New(fault.WrongState, fault.Network, "network %q is not active", n.Name())
 	}
-	if plugged := n.Connections(); plugged > 0 {
+	if nics := n.Connections(); nics > 0 {
 		return nil, rpc.WithCode(rpc.CodeNoSupport, fault.New(fault.Unsupported, fault.Network,
-			"net-port-list of network %q with %d NICs is not built; virsh domiflist lists the NICs of a guest", n.Name(), plugged))
+			"net-port-list of network %q with %d NICs is not built; virsh domiflist lists the NICs of a guest", n.Name(), nics))
 	}
 	return &xdr.NetworkListAllPortsRet{}, nil
 }

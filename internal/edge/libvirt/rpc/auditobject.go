@@ -8,11 +8,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// about is the object of a call's line in the audit: the object that it made, else the
-// object that it names, else the object that its document would have made.
-func (c *Permission) about(ret xdr.Message, failure error) authz.Resource {
+// auditObject returns the object for a call's line in the audit: the object that it made, else
+// the object that it names, else the object that its document would have made.
+func (c *AuthorizedCall) auditObject(ret xdr.Message, failure error) authz.Resource {
 	named := c.objects
-	if failure == nil && c.right.Last() > authz.Read && c.s.Gate() != nil {
+	if failure == nil && c.right.Strongest() > authz.Read && c.s.Authorizer() != nil {
 		if made := c.s.objects(ret); len(made) > 0 {
 			named = made
 		}
@@ -21,8 +21,8 @@ func (c *Permission) about(ret xdr.Message, failure error) authz.Resource {
 	if len(named) > 0 {
 		o = named[0]
 	}
-	if failure != nil && o.Part == "" && (o.Name == "" || c.right.Last() == authz.Volumes) {
-		o = wanted(c.args, o)
+	if failure != nil && o.Part == "" && (o.Name == "" || c.right.Strongest() == authz.Volumes) {
+		o = documentObject(c.args, o)
 	}
 	return o
 }
@@ -30,8 +30,9 @@ func (c *Permission) about(ret xdr.Message, failure error) authz.Resource {
 // documentKinds are the kinds of objects by the root elements of their documents.
 var documentKinds = map[string]authz.Kind{"domain": authz.Guest, "network": authz.Network, "pool": authz.Pool}
 
-// wanted is the object that the document among a call's arguments would have made, on an object.
-func wanted(args xdr.Message, on authz.Resource) authz.Resource {
+// documentObject returns the object that the document among a call's arguments would have made; for a
+// volume, in the pool that the call names. Without such a document it returns the object unchanged.
+func documentObject(args xdr.Message, on authz.Resource) authz.Resource {
 	if args == nil {
 		return on
 	}
@@ -41,7 +42,7 @@ func wanted(args xdr.Message, on authz.Resource) authz.Resource {
 		}
 		root, err := xmltree.Parse(text)
 		if err != nil {
-			return false // it would have made nothing that has a name
+			return false // no object has a name from it
 		}
 		name := root.Child("name").Text()
 		kind, known := documentKinds[root.Name]

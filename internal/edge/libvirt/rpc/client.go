@@ -19,19 +19,19 @@ import (
 
 // Reasons why a connection ended although neither side did wrong.
 var (
-	errClosed   = errors.New("the client closed the connection")
-	errStopping = errors.New("the daemon stops")
-	errCrowd    = errors.New("its owner has too many connections")
+	errClosed             = errors.New("the client closed the connection")
+	errStopping           = errors.New("the daemon stops")
+	errTooManyConnections = errors.New("its owner has too many connections")
 )
 
-// Client is one connection. Its goroutines, all ended before serve returns:
+// Client is one connection. Its goroutines, all ended before Serve returns:
 //
-//	read loop    takes packets; answers keepalive and passes the rest on
-//	write loop   the only writer; sends the packets in out, in order
+//	read loop    reads packets; handles keepalive and dispatches the others
+//	write loop   the only writer; sends the packets in sendQueue, in order
 //	work         one for each call, stream and subscription to events
 //
-// A call that was begun runs to its end even if the connection ends: half a start
-// is worse than a start without a reader for its answer. Streams end with the connection.
+// A call that has begun runs to its end even if the connection ends: half a start
+// is worse than a start whose answer is not read. Streams end with the connection.
 type Client struct {
 	Server  *Server
 	conn    net.Conn
@@ -39,50 +39,50 @@ type Client struct {
 	Session *Session
 	Owner   authz.Owner // the user, process or host that the connection counts for
 
-	// Life ends with the connection, and its cause is the reason. When the daemon stops,
-	// reading ends before life, so that calls in flight can still be answered.
-	Life     context.Context
+	// Ctx ends with the connection, and its cause is the reason. When the daemon stops,
+	// ReadCtx ends before Ctx, so that calls in flight can still be answered.
+	Ctx      context.Context
 	End      context.CancelCauseFunc
-	Reading  context.Context
+	ReadCtx  context.Context
 	stopRead context.CancelCauseFunc
-	calls    context.Context // of its calls, which do not end with it; has its turns
+	callCtx  context.Context // of its calls, which do not end with the connection; carries its queue of the scheduler
 
-	tls     *tls.Conn              // conn, of a client from another host; nil: a unix socket's
-	proof   *listener.Certificates // those that its certificate was found good by
-	out     chan *outgoing
-	work    sync.WaitGroup
-	running chan struct{} // a place for each ordinary call that may run at a time
-	intake  *Intake
-	alive   *keepalive
-	Streams *Streams
+	tls          *tls.Conn              // conn, of a client from another host; nil: a unix socket
+	certificates *listener.Certificates // of the listener, which verify the client's certificate
+	sendQueue    chan *outgoing
+	work         sync.WaitGroup
+	slots        chan struct{} // holds a token for each ordinary call that runs
+	intake       *Intake
+	keepalive    *keepalive
+	Streams      *Streams
 
 	// These are set before the first call. The timer bounds how long the client may take to
-	// come in. For a client that polkit decides about: its process, or why that is unknown.
-	greeting *time.Timer
-	process  polkit.Process
-	lost     error
+	// authenticate. The process, or why it is unknown, is for clients that polkit decides about.
+	authTimer  *time.Timer
+	process    polkit.Process
+	processErr error
 
-	strange bool // not authenticated yet; guarded by the server
+	anonymous bool // not authenticated yet; guarded by the server
 }
 
-// NewClient makes the state of a new connection; serve runs it.
+// NewClient makes the state of a new connection; Serve runs it.
 func NewClient(s *Server, conn net.Conn, readOnly bool) *Client {
 	p := listener.PeerOf(conn)
 	c := &Client{
-		Server:  s,
-		conn:    conn,
-		log:     s.log.With("pid", p.PID, "uid", p.UID),
-		out:     make(chan *outgoing, s.Limits.queue),
-		running: make(chan struct{}, s.Limits.Running),
-		intake:  NewIntake(s.Limits.Calls, s.Limits.intake(readOnly)),
-		alive:   newKeepalive(),
-		Streams: NewStreams(s.Limits.Streams),
+		Server:    s,
+		conn:      conn,
+		log:       s.log.With("pid", p.PID, "uid", p.UID),
+		sendQueue: make(chan *outgoing, s.Limits.sendQueue),
+		slots:     make(chan struct{}, s.Limits.RunningCalls),
+		intake:    NewIntake(s.Limits.Calls, s.Limits.intakeBytes(readOnly)),
+		keepalive: newKeepalive(),
+		Streams:   NewStreams(s.Limits.Streams),
 	}
-	// Not a child of the daemon's context: the daemon hangs up first, and
+	// Not a child of the daemon's context: the daemon first stops the reading, and
 	// ends the connection only when the calls in flight were answered.
-	c.Life, c.End = context.WithCancelCause(context.Background())
-	c.Reading, c.stopRead = context.WithCancelCause(c.Life)
-	c.calls = s.calls
+	c.Ctx, c.End = context.WithCancelCause(context.Background())
+	c.ReadCtx, c.stopRead = context.WithCancelCause(c.Ctx)
+	c.callCtx = s.callCtx
 	c.Session = newSession(c, p, readOnly)
 	return c
 }
@@ -90,17 +90,17 @@ func NewClient(s *Server, conn net.Conn, readOnly bool) *Client {
 // Serve runs the connection to its end. It returns only after calls that outlive the
 // connection, so the bound on connections also bounds those calls.
 func (c *Client) Serve() {
-	if !c.secure() {
+	if !c.tlsHandshake() {
 		return
 	}
 	if c.tls != nil {
-		defer c.proof.Watch(c.tls, c.expel)()
+		defer c.certificates.Watch(c.tls, c.closeRevoked)()
 	}
-	closing := context.AfterFunc(c.Life, func() { _ = c.conn.Close() })
-	if c.Server.reception.AsksPolkit(c.Session.Who()) {
-		c.process, c.lost = polkit.Find(c.Session.peer.PID, c.Session.peer.UID)
+	closing := context.AfterFunc(c.Ctx, func() { _ = c.conn.Close() })
+	if c.Server.authenticator.AsksPolkit(c.Session.Principal()) {
+		c.process, c.processErr = polkit.Find(c.Session.peer.PID, c.Session.peer.UID)
 	}
-	c.greeting = time.AfterFunc(c.Server.Limits.Handshake, func() {
+	c.authTimer = time.AfterFunc(c.Server.Limits.Handshake, func() {
 		if !c.Session.authenticated() {
 			c.End(fault.New(fault.Timeout, fault.Call, "no authentication in time"))
 		}
@@ -112,37 +112,37 @@ func (c *Client) Serve() {
 	}()
 
 	err := c.readLoop()
-	if c.Reading.Err() != nil && c.Life.Err() == nil {
+	if c.ReadCtx.Err() != nil && c.Ctx.Err() == nil {
 		c.finishCalls()
 	}
 	c.End(err)
-	c.greeting.Stop()
+	c.authTimer.Stop()
 	<-written
-	c.drain()
+	c.dropQueued()
 	c.work.Wait()
-	c.drain()
-	c.alive.stop()
+	c.dropQueued()
+	c.keepalive.stop()
 	if closing() {
 		_ = c.conn.Close()
 	}
-	c.Session.end()
-	c.log.Debug("client gone", "cause", context.Cause(c.Life))
+	c.Session.close()
+	c.log.Debug("client gone", "cause", context.Cause(c.Ctx))
 }
 
-// drain drops the queued packets that will not be sent.
-func (c *Client) drain() {
+// dropQueued drops the queued packets that will not be sent.
+func (c *Client) dropQueued() {
 	for {
 		select {
-		case o := <-c.out:
-			o.finish()
+		case o := <-c.sendQueue:
+			o.release()
 		default:
 			return
 		}
 	}
 }
 
-// hangUp ends the reading of calls, from any goroutine.
-func (c *Client) hangUp() {
+// stopReading ends the reading of calls, from any goroutine.
+func (c *Client) stopReading() {
 	c.stopRead(errStopping)
 	_ = c.conn.SetReadDeadline(time.Now())
 }
@@ -151,31 +151,31 @@ func (c *Client) hangUp() {
 func (c *Client) finishCalls() {
 	c.Streams.endAll(errStopping)
 	idle := make(chan struct{})
-	go func() { // ends with the calls, which serve waits for too
+	go func() { // ends with the calls, and Serve waits for these too
 		c.work.Wait()
 		close(idle)
 	}()
 	select {
 	case <-idle:
-		c.send(&outgoing{last: true})
-		<-c.Life.Done()
-	case <-c.Life.Done():
+		c.send(&outgoing{closeAfter: true})
+		<-c.Ctx.Done()
+	case <-c.Ctx.Done():
 	}
 }
 
-// readLoop takes packets until the connection or the daemon ends, and gives the reason.
+// readLoop reads packets until the connection or the daemon ends, and returns the reason.
 func (c *Client) readLoop() error {
 	for {
 		f, err := c.readFrame()
 		if err != nil {
-			if ended := context.Cause(c.Reading); ended != nil {
+			if ended := context.Cause(c.ReadCtx); ended != nil {
 				return ended
 			}
 			return err
 		}
-		if err := c.take(f); err != nil {
+		if err := c.dispatch(f); err != nil {
 			f.closeFiles()
-			c.letGo(f)
+			c.releaseFrame(f)
 			return err
 		}
 	}
@@ -193,9 +193,9 @@ func (c *Client) readFrame() (*frame, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.alive.heard()
+	c.keepalive.packetReceived()
 	if err := f.readFiles(c.conn); err != nil {
-		c.letGo(f)
+		c.releaseFrame(f)
 		return nil, err
 	}
 	return f, nil
@@ -204,126 +204,126 @@ func (c *Client) readFrame() (*frame, error) {
 // readRest reads the rest of a packet, after the length word.
 func (c *Client) readRest(n int) (*frame, error) {
 	var r io.Reader = c.conn
-	if n > growth {
-		p := patient{c.conn, c.Server.Limits.Patience, c.Reading}
-		defer p.done()
+	if n > readChunk {
+		p := deadlineReader{c.conn, c.Server.Limits.PacketTimeout, c.ReadCtx}
+		defer p.clearDeadline()
 		r = p
 	}
 	var held frame
-	f, err := readBody(r, n, func(more int) { c.hold(&held, more) })
+	f, err := readBody(r, n, func(more int) { c.chargeFrame(&held, more) })
 	if err != nil {
-		c.letGo(&held)
+		c.releaseFrame(&held)
 		return nil, err
 	}
-	f.held = held.held
+	f.charged = held.charged
 	return f, nil
 }
 
-// take passes one packet to its handler. An error ends the connection.
-func (c *Client) take(f *frame) error {
+// dispatch passes one packet to its handler. An error ends the connection.
+func (c *Client) dispatch(f *frame) error {
 	if f.Program == xdr.ProgramKeepalive {
 		f.closeFiles()
-		c.letGo(f)
-		c.alive.take(f)
+		c.releaseFrame(f)
+		c.keepalive.handle(f)
 		return nil
 	}
 	switch f.Type {
 	case xdr.TypeCall, xdr.TypeCallWithFDs:
-		return c.call(f)
+		return c.startCall(f)
 	case xdr.TypeStream, xdr.TypeStreamHole:
-		c.letGo(f) // the stream counts its packets
+		c.releaseFrame(f) // the stream counts its packets
 		return c.streamPacket(f)
 	case xdr.TypeReply, xdr.TypeReplyWithFDs, xdr.TypeMessage:
 	}
 	return fault.New(fault.Invalid, fault.Call, "a client does not send packets of type %d", f.Type)
 }
 
-// call admits a call and starts its goroutine, or answers with the reason against it.
+// startCall starts the goroutine of a call, or answers with the error that refuses it.
 // While the client has too many calls in flight, it waits, and the server reads nothing.
-func (c *Client) call(f *frame) error {
-	r, err := c.route(f)
+func (c *Client) startCall(f *frame) error {
+	r, err := c.lookupRoute(f)
 	if err != nil {
 		f.closeFiles()
-		c.letGo(f)
+		c.releaseFrame(f)
 		c.replyError(f.Header, err, nil)
 		return nil
 	}
 	size := len(f.payload)
-	if err := c.whileNotReading(c.intake.freed, func() bool { return c.intake.Take(size) }); err != nil {
+	if err := c.waitReady(c.intake.freed, func() bool { return c.intake.Acquire(size) }); err != nil {
 		return err
 	}
-	c.work.Go(func() { c.answer(r, f) })
+	c.work.Go(func() { c.runCall(r, f) })
 	return nil
 }
 
-// whileNotReading waits until ready returns true; it asks again at each change. Meanwhile
-// the client's pings are not read, so it gets pongs without them.
-func (c *Client) whileNotReading(change <-chan struct{}, ready func() bool) error {
+// waitReady waits until ready returns true; it asks again at each change. Meanwhile nothing
+// is read from the client, so it gets pongs to pings that are still unread.
+func (c *Client) waitReady(change <-chan struct{}, ready func() bool) error {
 	if ready() {
 		return nil
 	}
-	c.alive.pause()
-	defer c.alive.heard()
+	c.keepalive.pauseReading()
+	defer c.keepalive.packetReceived()
 	tick := time.NewTicker(pongInterval)
 	defer tick.Stop()
 	for !ready() {
 		select {
 		case <-change:
 		case <-tick.C:
-			c.alive.reassure()
-		case <-c.Reading.Done():
-			return context.Cause(c.Reading)
+			c.keepalive.sendPongUnasked()
+		case <-c.ReadCtx.Done():
+			return context.Cause(c.ReadCtx)
 		}
 	}
 	return nil
 }
 
-// writeLoop sends until the connection ends. It gives up a client that takes nothing
-// for too long, because that client holds replies. No other client waits for it.
+// writeLoop sends until the connection ends. It ends the connection of a client that reads
+// nothing for too long, because its replies take memory. No other client waits for it.
 func (c *Client) writeLoop() {
 	for {
 		var o *outgoing
 		select {
-		case o = <-c.out:
-		case <-c.alive.owed:
-			o = c.alive.packet(xdr.ProcKeepalivePong)
-		case <-c.alive.due:
-			o = c.alive.packet(xdr.ProcKeepalivePing)
-		case <-c.Life.Done():
+		case o = <-c.sendQueue:
+		case <-c.keepalive.pongDue:
+			o = c.keepalive.packet(xdr.ProcKeepalivePong)
+		case <-c.keepalive.pingDue:
+			o = c.keepalive.packet(xdr.ProcKeepalivePing)
+		case <-c.Ctx.Done():
 			return
 		}
-		err := o.write(c.conn, c.Server.Limits.Patience)
-		o.finish()
+		err := o.write(c.conn, c.Server.Limits.PacketTimeout)
+		o.release()
 		switch {
 		case err != nil:
 			c.End(fault.Wrap(err, fault.Failed, fault.Call, "cannot write to the client"))
 			return
-		case o.last:
+		case o.closeAfter:
 			c.End(errClosed)
 			return
 		}
 	}
 }
 
-// send queues a packet behind all others, waiting for room. It gives false when the
+// send queues a packet behind all others, and waits for room. It returns false when the
 // connection ended first; the packet is then dropped.
 func (c *Client) send(o *outgoing) bool {
-	c.count(o)
+	c.chargeOutgoing(o)
 	select {
-	case c.out <- o:
+	case c.sendQueue <- o:
 		return true
-	case <-c.Life.Done():
-		o.finish()
+	case <-c.Ctx.Done():
+		o.release()
 		return false
 	}
 }
 
-// count counts a packet until it was sent or dropped.
-func (c *Client) count(o *outgoing) {
+// chargeOutgoing charges the client with a packet until it was sent or dropped.
+func (c *Client) chargeOutgoing(o *outgoing) {
 	size, done := len(o.packet), o.done
-	c.Server.Memory.Take(c, size)
+	c.Server.Memory.Charge(c, size)
 	o.done = func() {
-		c.Server.Memory.Give(c, size)
+		c.Server.Memory.Release(c, size)
 		if done != nil {
 			done()
 		}

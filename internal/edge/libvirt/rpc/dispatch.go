@@ -29,15 +29,15 @@ type route struct {
 }
 
 // reply is the result of a handler. Files go with the result and are closed once
-// sent. Then runs when the result is queued, so that the packets it causes follow
-// the result. Body takes over the call's stream.
+// sent. AfterReply runs when the result is queued, so that the packets it causes follow
+// the result. Body moves the data of the call's stream.
 type reply struct {
-	ret   xdr.Message
-	files []*os.File
-	then  func()
-	body  StreamBody
-	of    []authz.Resource // the objects of the call
-	still func() error     // whether the stream may go on, by the rules as they are then
+	ret        xdr.Message
+	files      []*os.File
+	afterReply func()
+	body       StreamBody
+	objects    []authz.Resource // the objects of the call
+	recheck    func() error     // whether the current rules still allow the stream of the call
 }
 
 // StreamBody moves the data of a stream; ctx ends with the stream. Nil means
@@ -56,7 +56,7 @@ type Message[T any] interface {
 	xdr.Message
 }
 
-// Void is the arguments or the result of a call that has none.
+// Void stands for the arguments, or the result, of a call without them.
 type Void struct{}
 
 // Append adds no bytes.
@@ -75,20 +75,19 @@ func On[A, R any, PA Message[A], PR Message[R]](
 	})
 }
 
-// OnThen is on for a call that starts a sender of further packets. The function that f
-// returns beside the result runs once the result is queued.
-func OnThen[A, R any, PA Message[A], PR Message[R]](
+// OnAfterReply is On for a call that causes further packets, such as events. The function that f
+// returns with the result runs once the result is queued, so those packets come after it.
+func OnAfterReply[A, R any, PA Message[A], PR Message[R]](
 	g Group, number int32, f func(context.Context, *Handlers, *Request, PA) (PR, func(), error),
 ) {
 	add[A, R, PA, PR](g, number, xdr.StreamNone, xdr.FDsNone, func(ctx context.Context, h *Handlers, s *Request, args PA, _ []*os.File) (reply, error) {
 		ret, then, err := f(ctx, h, s, args)
-		return reply{ret: ret, then: then}, err
+		return reply{ret: ret, afterReply: then}, err
 	})
 }
 
-// OnStream is on for a call that opens a stream. F checks and opens. The body that it
-// returns moves the data, in a goroutine of its own, and must release the opened
-// files in every case.
+// OnStream is On for a call that opens a stream. f checks the call and opens the files. The
+// body that it returns moves the data, in a goroutine of its own, and must always close them.
 func OnStream[A, R any, PA Message[A], PR Message[R]](
 	g Group, number int32, f func(context.Context, *Handlers, *Request, PA) (PR, StreamBody, error),
 ) {
@@ -102,8 +101,8 @@ func OnStream[A, R any, PA Message[A], PR Message[R]](
 	})
 }
 
-// OnFilesIn is on for a call that comes with descriptors. They are closed when
-// f returns, so f duplicates the ones it keeps.
+// OnFilesIn is On for a call that comes with descriptors. They are closed when
+// f returns, so f duplicates the ones that it keeps.
 func OnFilesIn[A, R any, PA Message[A], PR Message[R]](
 	g Group, number int32, f func(context.Context, *Handlers, *Request, PA, []*os.File) (PR, error),
 ) {
@@ -113,7 +112,7 @@ func OnFilesIn[A, R any, PA Message[A], PR Message[R]](
 	})
 }
 
-// OnFilesOut is on for a call that is answered with descriptors. They belong to
+// OnFilesOut is On for a call that is answered with descriptors. They belong to
 // the server once f returns.
 func OnFilesOut[A, R any, PA Message[A], PR Message[R]](
 	g Group, number int32, f func(context.Context, *Handlers, *Request, PA) (PR, []*os.File, error),
@@ -132,7 +131,7 @@ func (g Group) lookup(number int32) *xdr.Procedure {
 	return p
 }
 
-// add checks a handler against the procedure table. So a wrong pair is found
+// add checks a handler against the procedure table. So a wrong type is found
 // when the table is made and not at a client's call.
 func add[A, R any, PA Message[A], PR Message[R]](
 	g Group, number int32, stream xdr.Stream, fds xdr.FDs,
@@ -155,17 +154,17 @@ func add[A, R any, PA Message[A], PR Message[R]](
 		if err := args.Decode(xdr.NewReader(payload)); err != nil {
 			return reply{}, rpcFault("cannot decode the arguments of %s: %v", p.Name, err)
 		}
-		if err := s.permitArgs(p, args); err != nil {
-			return reply{}, s.refused(p, err)
+		if err := s.checkArgs(p, args); err != nil {
+			return reply{}, s.auditRefusal(p, err)
 		}
-		sc, permission, err := s.Allow(p, args)
+		sc, permission, err := s.Authorize(p, args)
 		if err != nil {
-			return reply{}, permission.end(nil, err)
+			return reply{}, permission.finish(nil, err)
 		}
 		defer permission.Done()
 		answer, err := f(ctx, h, &Request{Session: s, Scope: sc}, args, files)
-		answer.of, answer.still = permission.objects, permission.still
-		return answer, permission.end(answer.ret, err)
+		answer.objects, answer.recheck = permission.objects, permission.recheckStream
+		return answer, permission.finish(answer.ret, err)
 	}}
 }
 
@@ -179,8 +178,8 @@ func checkType[T any](p *xdr.Procedure, what string, make func() xdr.Message) {
 	}
 }
 
-// route finds the handler of a call, or the error that refuses the call.
-func (c *Client) route(f *frame) (*route, error) {
+// lookupRoute finds the handler of a call, or returns the error that refuses the call.
+func (c *Client) lookupRoute(f *frame) (*route, error) {
 	switch f.Program {
 	case xdr.ProgramRemote, xdr.ProgramQEMU:
 	case xdr.ProgramLXC:
@@ -199,8 +198,8 @@ func (c *Client) route(f *frame) (*route, error) {
 	if p == nil || p.Event {
 		return nil, rpcFault("unknown procedure: %d", f.Proc)
 	}
-	if err := c.Session.permit(p); err != nil {
-		return nil, c.Session.refused(p, err)
+	if err := c.Session.checkCall(p); err != nil {
+		return nil, c.Session.auditRefusal(p, err)
 	}
 	r := c.Server.Table[ProcedureKey{f.Program, f.Proc}]
 	if r == nil {
@@ -209,18 +208,18 @@ func (c *Client) route(f *frame) (*route, error) {
 	return r, nil
 }
 
-// answer runs one call in a goroutine of its own, from its admission to its
-// reply. Ordinary calls wait for one of the client's places; urgent ones do not.
-func (c *Client) answer(r *route, f *frame) {
+// runCall runs one call in a goroutine of its own, to its reply. Ordinary calls
+// wait for one of the client's slots; priority calls do not.
+func (c *Client) runCall(r *route, f *frame) {
 	size := len(f.payload)
-	done := func() { c.letGo(f); c.intake.Give(size) }
+	done := func() { c.releaseFrame(f); c.intake.Release(size) }
 	defer f.closeFiles()
 	if !r.Proc.Priority {
 		select {
-		case c.running <- struct{}{}:
-			defer func() { <-c.running }()
-		case <-c.Reading.Done():
-			c.replyError(f.Header, fault.Wrap(context.Cause(c.Reading), fault.Aborted, fault.Call, "%s was not begun", r.Proc.Name), done)
+		case c.slots <- struct{}{}:
+			defer func() { <-c.slots }()
+		case <-c.ReadCtx.Done():
+			c.replyError(f.Header, fault.Wrap(context.Cause(c.ReadCtx), fault.Aborted, fault.Call, "%s was not begun", r.Proc.Name), done)
 			return
 		}
 	}
@@ -239,16 +238,16 @@ func (c *Client) answer(r *route, f *frame) {
 		c.Streams.drop(st)
 		c.replyError(f.Header, err, done)
 	}
-	c.Streams.Guard(st, answer.of, answer.still)
+	c.Streams.SetRecheck(st, answer.objects, answer.recheck)
 	if answer.body != nil { // runs in any case: it releases the files it opened
 		c.work.Go(func() { st.run(answer.body) })
 	}
-	if answer.then != nil && err == nil {
-		answer.then()
+	if answer.afterReply != nil && err == nil {
+		answer.afterReply()
 	}
 }
 
-// invoke contains a handler's panic: it is a bug, and costs this call alone.
+// invoke recovers from a handler's panic: the bug fails only this call.
 func (c *Client) invoke(r *route, f *frame) (answer reply, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
@@ -256,10 +255,10 @@ func (c *Client) invoke(r *route, f *frame) (answer reply, err error) {
 			err = fault.New(fault.Internal, fault.Call, "%s broke: %v; the daemon's log has more", r.Proc.Name, bug)
 		}
 	}()
-	return r.invoke(c.calls, &c.Server.Handlers, c.Session, f.payload, f.files)
+	return r.invoke(c.callCtx, &c.Server.Handlers, c.Session, f.payload, f.files)
 }
 
-// reply queues a result. With an error nothing was queued and done was not called.
+// reply queues a result. After an error nothing was queued, and done was not called.
 func (c *Client) reply(r *route, h xdr.Header, answer reply, done func()) error {
 	o := &outgoing{files: answer.files}
 	payload, err := result(r.Proc, answer.ret)
@@ -271,7 +270,7 @@ func (c *Client) reply(r *route, h xdr.Header, answer reply, done func()) error 
 		o.packet, err = xdr.AppendPacket(nil, h, payload, len(answer.files))
 	}
 	if err != nil {
-		o.finish()
+		o.release()
 		return fault.Wrap(err, fault.Internal, fault.Call, "cannot send the result of %s", r.Proc.Name)
 	}
 	o.done = done
@@ -279,8 +278,8 @@ func (c *Client) reply(r *route, h xdr.Header, answer reply, done func()) error 
 	return nil
 }
 
-// result accepts a nil pointer from a call without a result. From any other call, a
-// nil pointer is a handler's mistake.
+// result checks that a handler returned a result if its call has one: a nil pointer is
+// then the handler's mistake.
 func result(p *xdr.Procedure, ret xdr.Message) (xdr.Message, error) {
 	switch {
 	case p.NewRet == nil:

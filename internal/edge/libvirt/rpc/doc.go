@@ -9,11 +9,12 @@
 //
 // # How a call travels
 //
-//	read loop      frame -> table -> Session.permit (authenticated, open, read-only)
+//	read loop      frame -> table -> Session.checkCall (authenticated, open, read-only)
 //	               keepalive is answered here; stream packets go to their stream
 //	intake         counts the client's calls in flight; at the bound nothing is read
-//	goroutine      ordinary calls wait for one of the client's places, urgent ones
-//	               (the table says which) do not; arguments decoded, handler, result encoded
+//	goroutine      ordinary calls wait for one of the client's slots, priority calls
+//	               (the table says which) do not; arguments decoded, Session.Authorize,
+//	               handler, result encoded
 //	write loop     replies, events and stream data of one client, in the order queued
 //
 // A call without a handler is answered NO_SUPPORT (3), and clients then fall back to older calls. So a handler is
@@ -43,17 +44,17 @@
 //   - OnStream: the handler also returns the body that moves the stream's data; *Stream is an io.Reader and io.Writer
 //     with back-pressure. Nil from the body means all data is safe; its error reaches the client.
 //   - OnFilesIn, OnFilesOut: descriptors come with the call, or go with the reply.
-//   - OnThen: something begins only when the reply is queued.
+//   - OnAfterReply: the handler also returns a function that runs once the reply is queued.
 //
-// The objects that handlers call are fields of Rooms (server.go), such as h.Networks.
+// The objects that handlers call are fields of Backends (server.go), such as h.Networks.
 //
 // Errors: return the error of the called package; libvirt's code and origin follow from its kind and subject. WithCode
 // is for the few codes that do not follow from them.
 //
 // Flags: CheckFlags names the flags that the handler honours, and refuses all others with INVALID_ARG. Getters of typed
-// parameters use ParamFlags, which takes away a bit that clients set there. Calls that show more to clients that may
-// write (secure XML) ask Session.DenyReadOnly.
+// parameters use ParamFlags, which clears a bit that clients set there. A flag that only clients with write access may
+// set (secure XML) is checked by Session.DenyReadOnly.
 //
 // Contexts: a handler's context ends when the daemon stops, not when the client disconnects. So an operation that has
-// begun is finished. Session.Gone closes with the connection, for work that must not outlive its client (auto-destroy).
+// begun is finished. Session.Closed closes with the connection, for work that must not outlive its client (auto-destroy).
 package rpc

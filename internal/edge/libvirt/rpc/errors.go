@@ -60,9 +60,9 @@ const (
 	CodeNoNetworkPort     Code = 107
 )
 
-// lead is the prefix of the text of an error with this code. Users' scripts look for
-// these words, so they are part of the interface.
-var lead = map[Code]string{
+// codePrefixes are libvirt's texts for the codes; each error begins with that of its code. Users'
+// scripts look for them, so they are part of the interface.
+var codePrefixes = map[Code]string{
 	CodeInternal:          "internal error",
 	CodeNoSupport:         "this function is not supported by the connection driver",
 	CodeInvalidArg:        "invalid argument",
@@ -104,11 +104,11 @@ var lead = map[Code]string{
 	CodeNoNetworkPort:     "network port not found",
 }
 
-// Origin is libvirt's number for the part of libvirt that an error comes from.
+// Origin is libvirt's number for the part of libvirt that an error comes from (virErrorDomain).
 type Origin int32
 
 const (
-	// FromRPC is libvirt's number of errors of the protocol.
+	// FromRPC is for errors of the protocol.
 	FromRPC       Origin = 7
 	fromQEMU      Origin = 10
 	fromStorage   Origin = 18
@@ -117,20 +117,19 @@ const (
 	fromNodeDev   Origin = 22
 	fromInterface Origin = 26
 	fromSecret    Origin = 30
-	// FromCPU is libvirt's number of errors of CPU definitions.
+	// FromCPU is for errors of CPU definitions.
 	FromCPU      Origin = 31
 	fromNWFilter Origin = 33
 	fromPolkit   Origin = 60
 )
 
-// levelError is the only level that a failed call has.
+// levelError is the level of every failed call (VIR_ERR_ERROR).
 const levelError = 2
 
-// maxErrorText bounds the text of an error to a client, in bytes; causes may quote the
-// output of a guest or a tool.
+// maxErrorText bounds the text of an error, in bytes: it may quote the output of a guest or a tool.
 const maxErrorText = 16 << 10
 
-// codedError carries a code that does not follow from kind and subject.
+// codedError has a code that does not follow from kind and subject.
 type codedError struct {
 	code Code
 	error
@@ -138,7 +137,7 @@ type codedError struct {
 
 func (e codedError) Unwrap() error { return e.error }
 
-// originError carries an origin that does not follow from the subject.
+// originError has an origin that does not follow from the subject.
 type originError struct {
 	origin Origin
 	error
@@ -146,24 +145,24 @@ type originError struct {
 
 func (e originError) Unwrap() error { return e.error }
 
-// OfCPU marks err as an error of libvirt's processor driver; nil stays nil.
-func OfCPU(err error) error {
+// CPUError marks err as an error of libvirt's CPU driver; nil stays nil.
+func CPUError(err error) error {
 	if err == nil {
 		return nil
 	}
 	return originError{FromCPU, err}
 }
 
-// OfStorage marks an error of a pool's config as one of libvirt's storage driver; other errors keep
-// their own origin.
-func OfStorage(err error) error {
+// StorageError marks an error about a pool's config as one of libvirt's storage driver; other errors
+// keep their origin.
+func StorageError(err error) error {
 	if fault.About(err) != fault.Config {
 		return err
 	}
 	return originError{fromStorage, err}
 }
 
-// WithCode fixes the code that a client gets for err.
+// WithCode sets the code that a client gets for err.
 func WithCode(c Code, err error) error { return codedError{c, err} }
 
 // rpcFault is an error of the protocol itself.
@@ -184,11 +183,11 @@ var notFoundCodes = map[fault.Subject]Code{
 	fault.Device:     codeDeviceMissing,
 	fault.Interface:  codeNoInterface,
 	fault.Filter:     codeNoFilter,
-	fault.File:       codeSystem, // no object of libvirt's is missing
-	fault.Host:       codeSystem, // a file or a program, as above
+	fault.File:       codeSystem, // not an object of libvirt's
+	fault.Host:       codeSystem, // a file or a program of the host
 }
 
-// CodeOf gives the code for an error, from its kind and subject.
+// CodeOf returns the code for an error, from its kind and subject.
 func CodeOf(err error) Code {
 	if coded, ok := errors.AsType[codedError](err); ok {
 		return coded.code
@@ -260,7 +259,7 @@ func unsupportedCode(subject fault.Subject) Code {
 	}
 }
 
-// originOf gives the part of libvirt that would have reported this error.
+// originOf returns the part of libvirt that would have reported an error.
 func originOf(err error) Origin {
 	if from, ok := errors.AsType[originError](err); ok {
 		return from.origin
@@ -285,7 +284,7 @@ func originOf(err error) Origin {
 	}
 }
 
-// NetError gives the payload of a failed reply.
+// NetError returns the payload of a failed reply.
 func NetError(err error) *xdr.NetError {
 	c := CodeOf(err)
 	from := originOf(err)
@@ -299,8 +298,8 @@ func NetError(err error) *xdr.NetError {
 	if len(text) > maxErrorText {
 		text = text[:maxErrorText]
 	}
-	text = Steerless(text)
-	if l := lead[c]; l != "" {
+	text = StripControl(text)
+	if l := codePrefixes[c]; l != "" {
 		text = l + ": " + text
 	}
 	return &xdr.NetError{
@@ -309,9 +308,9 @@ func NetError(err error) *xdr.NetError {
 	}
 }
 
-// Steerless removes control characters, which could steer the terminal of the reader. Errors quote files
+// StripControl removes control characters, which could control the reader's terminal. Errors quote files
 // and QEMU, and a guest may have compromised its QEMU. Line breaks and tabs stay.
-func Steerless(text string) string {
+func StripControl(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' && r != '\t' {
 			return -1

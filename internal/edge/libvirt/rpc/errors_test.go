@@ -11,9 +11,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// TestErrorsAsClientsBranchOnThem: the codes that clients decide by, and the
+// TestNetError_CodesAndTexts checks the codes that clients branch on, and the
 // words that scripts look for.
-func TestErrorsAsClientsBranchOnThem(t *testing.T) {
+func TestNetError_CodesAndTexts(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		code Code
@@ -46,8 +46,8 @@ func TestErrorsAsClientsBranchOnThem(t *testing.T) {
 		{fault.New(fault.Exists, fault.Volume, "x"), 90, fromStorage, "x"},
 		{fault.New(fault.Failed, fault.Host, "x"), 38, fromQEMU, "x"},
 		{fault.New(fault.NotFound, fault.Host, "x"), 38, fromQEMU, "x"},
-		{OfStorage(fault.New(fault.Invalid, fault.Config, "x")), 67, fromStorage, "unsupported configuration: x"},
-		{OfStorage(fault.New(fault.Invalid, fault.Pool, "x")), 8, fromStorage, "invalid argument: x"},
+		{StorageError(fault.New(fault.Invalid, fault.Config, "x")), 67, fromStorage, "unsupported configuration: x"},
+		{StorageError(fault.New(fault.Invalid, fault.Pool, "x")), 8, fromStorage, "invalid argument: x"},
 		{WithCode(CodeXMLSchema, fault.New(fault.Invalid, fault.XML, "x")), 92, fromDomain, "XML document failed to validate against schema: x"},
 		{fmt.Errorf("doing: %w", WithCode(CodeOperationDenied, errors.New("x"))), 29, fromQEMU, "operation forbidden: doing: x"},
 		{rpcFault("unknown procedure: 5"), 39, FromRPC, "unknown procedure: 5"},
@@ -61,28 +61,28 @@ func TestErrorsAsClientsBranchOnThem(t *testing.T) {
 	}
 }
 
-func TestEveryKindHasACode(t *testing.T) {
+func TestCodeOf_EveryKind(t *testing.T) {
 	for kind := fault.Internal; kind <= fault.Failed; kind++ {
 		for subject := fault.Call; subject <= fault.Filter; subject++ {
 			if got := CodeOf(fault.New(kind, subject, "x")); got == CodeInternal && kind != fault.Internal {
-				t.Errorf("%v of %v is sent as a bug of the daemon", kind, subject)
+				t.Errorf("%v of %v is sent as an internal error", kind, subject)
 			}
 		}
 	}
 }
 
 // Promise: X10
-func TestErrorTextIsBoundedAndClean(t *testing.T) {
+func TestNetError_LongAndControlText(t *testing.T) {
 	e := NetError(fault.New(fault.Failed, fault.Domain, "%s", strings.Repeat("\xff\x00ä", maxErrorText)))
 	if len(*e.Message) > 2*maxErrorText || !utf8.ValidString(*e.Message) || strings.Contains(*e.Message, "\x00") {
 		t.Errorf("%d bytes of text: %.40q", len(*e.Message), *e.Message)
 	}
 	if e := NetError(fault.New(fault.Failed, fault.Monitor, "%s", "QEMU says\n\x1b]0;t\x07\u009b2Jä")); !strings.HasSuffix(*e.Message, "QEMU says\n]0;t2Jä") {
-		t.Errorf("a terminal is told %q", *e.Message)
+		t.Errorf("the text with control characters is %q", *e.Message)
 	}
 }
 
-func TestFlags(t *testing.T) {
+func TestCheckFlags_Unknown(t *testing.T) {
 	err := CheckFlags("DOMAIN_GET_STATE", 0x13, 1)
 	if err == nil || CodeOf(err) != CodeInvalidArg || err.Error() != "unsupported flags (0x12) in function virDomainGetState" {
 		t.Errorf("got %v", err)
@@ -91,6 +91,6 @@ func TestFlags(t *testing.T) {
 		t.Errorf("flags %d, %v", flags, err)
 	}
 	if CheckFlags("X", paramStringOkay, 0) == nil {
-		t.Error("the bit of typed parameters passes where there are none")
+		t.Error("paramStringOkay is accepted by a call without typed parameters")
 	}
 }

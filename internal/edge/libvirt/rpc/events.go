@@ -9,26 +9,26 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// family is a sort of object that events are about; event ids count from 0 in each.
-type family int
+// eventFamily is a type of object that events are about. Each has its own event ids, from 0.
+type eventFamily int
 
-// Families of events: domains, networks, storage pools, node devices and secrets.
+// Families of events.
 const (
-	// OfDomain is the family of events about domains.
-	OfDomain family = iota
-	// OfNetwork is the family of events about networks.
-	OfNetwork
-	// OfPool is the family of events about pools.
-	OfPool
-	// OfNodeDevice is the family of events about node devices.
-	OfNodeDevice
-	// OfSecret is the family of events about secrets.
-	OfSecret
+	// DomainEvents is the family of events about domains.
+	DomainEvents eventFamily = iota
+	// NetworkEvents is the family of events about networks.
+	NetworkEvents
+	// PoolEvents is the family of events about pools.
+	PoolEvents
+	// NodeDeviceEvents is the family of events about node devices.
+	NodeDeviceEvents
+	// SecretEvents is the family of events about secrets.
+	SecretEvents
 )
 
 // EventIDs is the number of events in each family. Clients can subscribe to all of
 // them, including events that Lodge has no reason to send.
-var EventIDs = map[family]int32{OfDomain: 28, OfNetwork: 2, OfPool: 2, OfNodeDevice: 2, OfSecret: 2}
+var EventIDs = map[eventFamily]int32{DomainEvents: 28, NetworkEvents: 2, PoolEvents: 2, NodeDeviceEvents: 2, SecretEvents: 2}
 
 // maxSubscriptions bounds the subscriptions of one client. A client that watches each
 // guest separately needs several for each.
@@ -39,25 +39,25 @@ const SubscriptionSize = 256
 
 // Topic is a kind of event that a client subscribes to.
 type Topic struct {
-	Family family
+	Family eventFamily
 	ID     int32
 }
 
-// Notice is an event as clients get it, without the number of their subscription.
+// Notice is an event as clients get it, except the id of their callback.
 type Notice struct {
 	Topic   Topic
 	object  string // UUID, or name of a node device
-	name    string // of the object
+	name    string // of the object, for the rules
 	Proc    int32
 	Message func(callback int32) xdr.Message
 }
 
 // subscription is one callback of a client.
 type subscription struct {
-	id     int32
-	topic  Topic
-	object string        // empty: all objects
-	told   chan struct{} // closed when the client's reply is queued
+	id          int32
+	topic       Topic
+	object      string        // empty: all objects
+	replyQueued chan struct{} // closed when the reply with the callback's id is queued
 }
 
 // subscriptions are the event subscriptions of one client.
@@ -65,12 +65,12 @@ type subscriptions struct {
 	mu      sync.Mutex
 	last    int32
 	all     []*subscription // oldest first
-	pumping bool
+	sending bool
 }
 
-// subscribe adds a callback. Events from now on will be sent, behind the reply: the
-// caller runs told when the reply is queued.
-func (s *Session) subscribe(log *event.Log, t Topic, object string) (id int32, told func(), err error) {
+// subscribe adds a callback. It gets the events from now on, but after the reply: the
+// caller runs replyQueued when the reply is queued.
+func (s *Session) subscribe(log *event.Log, t Topic, object string) (id int32, replyQueued func(), err error) {
 	if t.ID < 0 || t.ID >= EventIDs[t.Family] {
 		return 0, nil, fault.New(fault.Invalid, fault.Call, "unknown event %d", t.ID)
 	}
@@ -79,41 +79,41 @@ func (s *Session) subscribe(log *event.Log, t Topic, object string) (id int32, t
 	if len(s.subs.all) >= maxSubscriptions {
 		return 0, nil, fault.New(fault.NoCapacity, fault.Call, "%d callbacks are registered on this connection", maxSubscriptions)
 	}
-	if !s.subs.pumping {
-		s.subs.pumping = true
+	if !s.subs.sending {
+		s.subs.sending = true
 		reader := log.Reader()
-		s.Client.work.Go(func() { s.pump(reader) })
+		s.Client.work.Go(func() { s.sendEvents(reader) })
 	}
 	s.subs.last++
-	sub := &subscription{id: s.subs.last, topic: t, object: object, told: make(chan struct{})}
+	sub := &subscription{id: s.subs.last, topic: t, object: object, replyQueued: make(chan struct{})}
 	s.subs.all = append(s.subs.all, sub)
-	s.Client.Server.Memory.Take(s.Client, SubscriptionSize)
-	return sub.id, func() { close(sub.told) }, nil
+	s.Client.Server.Memory.Charge(s.Client, SubscriptionSize)
+	return sub.id, func() { close(sub.replyQueued) }, nil
 }
 
-// unsubscribe drops a callback of the family.
-func (s *Session) unsubscribe(f family, id int32) error {
+// unsubscribe removes a callback of a family.
+func (s *Session) unsubscribe(f eventFamily, id int32) error {
 	s.subs.mu.Lock()
 	defer s.subs.mu.Unlock()
 	before := len(s.subs.all)
 	s.subs.all = slices.DeleteFunc(s.subs.all, func(sub *subscription) bool { return sub.id == id && sub.topic.Family == f })
-	s.Client.Server.Memory.Give(s.Client, (before-len(s.subs.all))*SubscriptionSize)
+	s.Client.Server.Memory.Release(s.Client, (before-len(s.subs.all))*SubscriptionSize)
 	if len(s.subs.all) == before {
 		return fault.New(fault.Invalid, fault.Call, "no callback %d is registered", id)
 	}
 	return nil
 }
 
-// unsubscribeAll drops every callback.
+// unsubscribeAll removes every callback.
 func (s *Session) unsubscribeAll() {
 	s.subs.mu.Lock()
 	defer s.subs.mu.Unlock()
-	s.Client.Server.Memory.Give(s.Client, len(s.subs.all)*SubscriptionSize)
+	s.Client.Server.Memory.Release(s.Client, len(s.subs.all)*SubscriptionSize)
 	s.subs.all = nil
 }
 
-// matching gives the callbacks that want a notice, oldest first.
-func (s *Session) matching(n Notice) []*subscription {
+// matchingSubscriptions returns the callbacks for a notice, oldest first.
+func (s *Session) matchingSubscriptions(n Notice) []*subscription {
 	s.subs.mu.Lock()
 	defer s.subs.mu.Unlock()
 	var found []*subscription
@@ -125,23 +125,23 @@ func (s *Session) matching(n Notice) []*subscription {
 	return found
 }
 
-// pump follows the log for one client. A client that reads slowly delays only
-// itself: it falls behind, and then receives the events after the gap.
-func (s *Session) pump(reader *event.Reader) {
+// sendEvents follows the event log for one client. A client that reads slowly delays no
+// other: it falls behind, loses the oldest events, and receives those after the gap.
+func (s *Session) sendEvents(reader *event.Reader) {
 	for {
-		e, lost, err := reader.Next(s.Client.Reading)
+		e, lost, err := reader.Next(s.Client.ReadCtx)
 		if err != nil {
 			return
 		}
 		if lost > 0 {
-			s.Client.log.Warn("a client reads its events too slowly", "lost", lost)
+			s.Client.log.Warn("client reads events too slowly; events lost", "lost", lost)
 		}
 		for _, n := range Notices(e) {
-			if !s.SeesNotice(n) {
+			if !s.CanSeeNotice(n) {
 				continue
 			}
-			for _, sub := range s.matching(n) {
-				if !s.notify(n, sub) {
+			for _, sub := range s.matchingSubscriptions(n) {
+				if !s.sendEvent(n, sub) {
 					return
 				}
 			}
@@ -149,17 +149,17 @@ func (s *Session) pump(reader *event.Reader) {
 	}
 }
 
-// notify sends one event, and reports whether the connection can take more.
-func (s *Session) notify(n Notice, sub *subscription) bool {
+// sendEvent sends one event, and reports whether the connection is still open.
+func (s *Session) sendEvent(n Notice, sub *subscription) bool {
 	select {
-	case <-sub.told:
-	case <-s.Client.Reading.Done():
+	case <-sub.replyQueued:
+	case <-s.Client.ReadCtx.Done():
 		return false
 	}
 	h := xdr.Header{Program: xdr.ProgramRemote, Version: xdr.Version, Proc: n.Proc, Type: xdr.TypeMessage}
 	packet, err := xdr.AppendPacket(nil, h, n.Message(sub.id), 0)
 	if err != nil {
-		s.Client.log.Error("an event does not fit the protocol", "proc", n.Proc, "error", err)
+		s.Client.log.Error("event cannot be encoded; not sent", "proc", n.Proc, "error", err)
 		return true
 	}
 	return s.Client.send(&outgoing{packet: packet})

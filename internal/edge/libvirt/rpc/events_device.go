@@ -5,10 +5,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// deviceNotices are the events of a domain's devices.
+// deviceNotices returns the notices for an event of a domain's device.
 func deviceNotices(d xdr.Domain, p event.Payload) []Notice {
 	one := func(id, proc int32, message func(callback int32) xdr.Message) []Notice {
-		return []Notice{{Topic: Topic{OfDomain, id}, Proc: proc, Message: message}}
+		return []Notice{{Topic: Topic{DomainEvents, id}, Proc: proc, Message: message}}
 	}
 	switch p := p.(type) {
 	case event.DomainIOError:
@@ -17,7 +17,7 @@ func deviceNotices(d xdr.Domain, p event.Payload) []Notice {
 		return blockJobNotices(d, p)
 	case event.DomainGraphics:
 		return one(eventGraphics, xdr.ProcDomainEventCallbackGraphics, func(c int32) xdr.Message {
-			return &xdr.DomainEventCallbackGraphicsMsg{CallbackID: c, Msg: graphics(d, p)}
+			return &xdr.DomainEventCallbackGraphicsMsg{CallbackID: c, Msg: graphicsMessage(d, p)}
 		})
 	case event.DomainMediaChange:
 		if _, known := mediaReasons[p.Reason]; !known {
@@ -25,7 +25,7 @@ func deviceNotices(d xdr.Domain, p event.Payload) []Notice {
 		}
 		return one(eventMediaChange, xdr.ProcDomainEventCallbackDiskChange, func(c int32) xdr.Message {
 			return &xdr.DomainEventCallbackDiskChangeMsg{CallbackID: c, Msg: xdr.DomainEventDiskChangeMsg{
-				Domain: d, OldSourcePath: Optional(p.OldPath), NewSourcePath: Optional(p.NewPath),
+				Domain: d, OldSourcePath: OptionalString(p.OldPath), NewSourcePath: OptionalString(p.NewPath),
 				DeviceAlias: p.Alias, Reason: mediaReasons[p.Reason],
 			}}
 		})
@@ -56,25 +56,25 @@ func deviceNotices(d xdr.Domain, p event.Payload) []Notice {
 	case event.DomainBlockThreshold:
 		return one(eventBlockThreshold, xdr.ProcDomainEventBlockThreshold, func(c int32) xdr.Message {
 			return &xdr.DomainEventBlockThresholdMsg{
-				CallbackID: c, Domain: d, Device: p.Device, Path: Optional(p.Path), Threshold: p.Threshold, Excess: p.Excess,
+				CallbackID: c, Domain: d, Device: p.Device, Path: OptionalString(p.Path), Threshold: p.Threshold, Excess: p.Excess,
 			}
 		})
 	}
 	return nil
 }
 
-// ioErrorNotices: once without and once with the reason.
+// ioErrorNotices returns two notices: the older event without the reason, the newer with it.
 func ioErrorNotices(d xdr.Domain, p event.DomainIOError) []Notice {
 	action := ioErrorActions[p.Action]
 	return []Notice{{
-		Topic: Topic{OfDomain, eventIOError}, Proc: xdr.ProcDomainEventCallbackIOError,
+		Topic: Topic{DomainEvents, eventIOError}, Proc: xdr.ProcDomainEventCallbackIOError,
 		Message: func(c int32) xdr.Message {
 			return &xdr.DomainEventCallbackIOErrorMsg{CallbackID: c, Msg: xdr.DomainEventIOErrorMsg{
 				Domain: d, SourcePath: p.Path, DeviceAlias: p.Alias, Action: action,
 			}}
 		},
 	}, {
-		Topic: Topic{OfDomain, eventIOErrorReason}, Proc: xdr.ProcDomainEventCallbackIOErrorReason,
+		Topic: Topic{DomainEvents, eventIOErrorReason}, Proc: xdr.ProcDomainEventCallbackIOErrorReason,
 		Message: func(c int32) xdr.Message {
 			return &xdr.DomainEventCallbackIOErrorReasonMsg{CallbackID: c, Msg: xdr.DomainEventIOErrorReasonMsg{
 				Domain: d, SourcePath: p.Path, DeviceAlias: p.Alias, Action: action, Reason: p.Reason,
@@ -83,25 +83,25 @@ func ioErrorNotices(d xdr.Domain, p event.DomainIOError) []Notice {
 	}}
 }
 
-// blockJobNotices: once by the image's path and once by the disk's target.
+// blockJobNotices returns two notices: the older event has the image's path, the newer the disk's target.
 func blockJobNotices(d xdr.Domain, p event.DomainBlockJob) []Notice {
 	kind, status := BlockJobKinds[p.Kind], blockJobStatuses[p.Status]
 	return []Notice{{
-		Topic: Topic{OfDomain, eventBlockJob}, Proc: xdr.ProcDomainEventCallbackBlockJob,
+		Topic: Topic{DomainEvents, eventBlockJob}, Proc: xdr.ProcDomainEventCallbackBlockJob,
 		Message: func(c int32) xdr.Message {
 			return &xdr.DomainEventCallbackBlockJobMsg{CallbackID: c, Msg: xdr.DomainEventBlockJobMsg{
 				Domain: d, Path: p.Path, Type: kind, Status: status,
 			}}
 		},
 	}, {
-		Topic: Topic{OfDomain, eventBlockJob2}, Proc: xdr.ProcDomainEventBlockJob2,
+		Topic: Topic{DomainEvents, eventBlockJob2}, Proc: xdr.ProcDomainEventBlockJob2,
 		Message: func(c int32) xdr.Message {
 			return &xdr.DomainEventBlockJob2Msg{CallbackID: c, Domain: d, Dest: p.Target, Type: kind, Status: status}
 		},
 	}}
 }
 
-func graphics(d xdr.Domain, p event.DomainGraphics) xdr.DomainEventGraphicsMsg {
+func graphicsMessage(d xdr.Domain, p event.DomainGraphics) xdr.DomainEventGraphicsMsg {
 	msg := xdr.DomainEventGraphicsMsg{
 		Domain: d, Phase: graphicsPhases[p.Phase], AuthScheme: p.AuthScheme,
 		Local:  xdr.GraphicsAddress{Family: addressFamilies[p.LocalFamily], Node: p.LocalNode, Service: p.LocalService},

@@ -33,18 +33,18 @@ const (
 	eventMemoryFailure       = 25
 )
 
-// Words maps the words of package event to libvirt's numbers.
-type Words map[string]int32
+// EnumValues maps words of package event to the numbers of one of libvirt's enums.
+type EnumValues map[string]int32
 
-// Numbers of libvirt's domain events, for the words that package event uses.
+// The numbers of libvirt's domain events, for the words of package event.
 var (
-	// DomainChanges are libvirt's numbers of a domain's changes and their details.
+	// DomainChanges are libvirt's numbers of the lifecycle events of a domain.
 	DomainChanges = map[event.Change]int32{
 		event.Defined: 0, event.Undefined: 1, event.Started: 2, event.Suspended: 3, event.Resumed: 4,
 		event.Stopped: 5, event.Shutdown: 6, event.PMSuspended: 7, event.Crashed: 8,
 	}
-	// DomainDetails are libvirt's numbers of the details of changes.
-	DomainDetails = map[event.Change]Words{
+	// DomainDetails are libvirt's numbers of the details of each lifecycle event.
+	DomainDetails = map[event.Change]EnumValues{
 		event.Defined:   {event.DetailAdded: 0, event.DetailUpdated: 1, event.DetailRenamed: 2, event.DetailFromSnapshot: 3},
 		event.Undefined: {event.DetailRemoved: 0, event.DetailRenamed: 1},
 		event.Started: {
@@ -64,26 +64,27 @@ var (
 		event.PMSuspended: {event.DetailMemory: 0, event.DetailDisk: 1},
 		event.Crashed:     {event.DetailPanicked: 0},
 	}
-	watchdogActions = Words{"none": 0, "pause": 1, "reset": 2, "poweroff": 3, "shutdown": 4, "dump": 5, "inject-nmi": 6}
-	ioErrorActions  = Words{"none": 0, "pause": 1, "report": 2}
-	graphicsPhases  = Words{"connect": 0, "initialize": 1, "disconnect": 2}
-	addressFamilies = Words{"ipv4": 0, "ipv6": 1, "unix": 2}
-	// BlockJobKinds are libvirt's numbers of kinds of block jobs.
-	BlockJobKinds     = Words{"pull": 1, "copy": 2, "commit": 3, "active-commit": 4, "backup": 5}
-	blockJobStatuses  = Words{"completed": 0, "failed": 1, "canceled": 2, "ready": 3}
-	mediaReasons      = Words{"missing on start": 0, "drop missing on start": 1}
-	agentReasons      = Words{"domain started": 1, "channel": 2}
-	metadataKinds     = Words{"description": 0, "title": 1, "element": 2}
-	failureRecipients = Words{"hypervisor": 0, "guest": 1}
-	failureActions    = Words{"ignore": 0, "inject": 1, "fatal": 2, "reset": 3}
-	JobOperations     = Words{"start": 1, "save": 2, "restore": 3, "dump": 8}
+	watchdogActions = EnumValues{"none": 0, "pause": 1, "reset": 2, "poweroff": 3, "shutdown": 4, "dump": 5, "inject-nmi": 6}
+	ioErrorActions  = EnumValues{"none": 0, "pause": 1, "report": 2}
+	graphicsPhases  = EnumValues{"connect": 0, "initialize": 1, "disconnect": 2}
+	addressFamilies = EnumValues{"ipv4": 0, "ipv6": 1, "unix": 2}
+	// BlockJobKinds are libvirt's numbers of the types of block jobs.
+	BlockJobKinds     = EnumValues{"pull": 1, "copy": 2, "commit": 3, "active-commit": 4, "backup": 5}
+	blockJobStatuses  = EnumValues{"completed": 0, "failed": 1, "canceled": 2, "ready": 3}
+	mediaReasons      = EnumValues{"missing on start": 0, "drop missing on start": 1}
+	agentReasons      = EnumValues{"domain started": 1, "channel": 2}
+	metadataKinds     = EnumValues{"description": 0, "title": 1, "element": 2}
+	failureRecipients = EnumValues{"hypervisor": 0, "guest": 1}
+	failureActions    = EnumValues{"ignore": 0, "inject": 1, "fatal": 2, "reset": 3}
+	// JobOperations are libvirt's numbers of the operations of jobs.
+	JobOperations = EnumValues{"start": 1, "save": 2, "restore": 3, "dump": 8}
 )
 
-// domainNotices gives the events that clients of a domain get for one of the
-// log: for some of them more than one, in an older and a newer form.
+// domainNotices returns the notices for an event of a domain: for some events two,
+// in an older and a newer form.
 func domainNotices(d xdr.Domain, p event.Payload) []Notice {
 	one := func(id, proc int32, message func(callback int32) xdr.Message) []Notice {
-		return []Notice{{Topic: Topic{OfDomain, id}, Proc: proc, Message: message}}
+		return []Notice{{Topic: Topic{DomainEvents, id}, Proc: proc, Message: message}}
 	}
 	switch p := p.(type) {
 	case event.DomainChange:
@@ -122,7 +123,7 @@ func domainNotices(d xdr.Domain, p event.Payload) []Notice {
 		})
 	case event.DomainTunable:
 		return one(eventTunable, xdr.ProcDomainEventCallbackTunable, func(c int32) xdr.Message {
-			return &xdr.DomainEventCallbackTunableMsg{CallbackID: c, Domain: d, Params: settings(p.Settings)}
+			return &xdr.DomainEventCallbackTunableMsg{CallbackID: c, Domain: d, Params: tunableParams(p.Settings)}
 		})
 	case event.DomainJob:
 		return one(eventJobCompleted, xdr.ProcDomainEventCallbackJobCompleted, func(c int32) xdr.Message {
@@ -131,7 +132,7 @@ func domainNotices(d xdr.Domain, p event.Payload) []Notice {
 	case event.DomainMetadata:
 		return one(eventMetadata, xdr.ProcDomainEventCallbackMetadataChange, func(c int32) xdr.Message {
 			return &xdr.DomainEventCallbackMetadataChangeMsg{
-				CallbackID: c, Domain: d, Type: metadataKinds[p.Kind], NamespaceURI: Optional(p.URI),
+				CallbackID: c, Domain: d, Type: metadataKinds[p.Kind], NamespaceURI: OptionalString(p.URI),
 			}
 		})
 	case event.DomainMemoryFailure:
@@ -142,30 +143,30 @@ func domainNotices(d xdr.Domain, p event.Payload) []Notice {
 			}
 		})
 	case event.DomainPMSuspend, event.DomainPMWakeup:
-		return sleepNotices(d, p)
+		return powerNotices(d, p)
 	}
 	return deviceNotices(d, p)
 }
 
-// sleepNotices are about a guest's own power management.
-func sleepNotices(d xdr.Domain, p event.Payload) []Notice {
-	n := Notice{Topic: Topic{OfDomain, eventPMWakeup}, Proc: xdr.ProcDomainEventCallbackPMWakeup, Message: func(c int32) xdr.Message {
+// powerNotices returns the notice for a suspend or wakeup by the guest itself.
+func powerNotices(d xdr.Domain, p event.Payload) []Notice {
+	n := Notice{Topic: Topic{DomainEvents, eventPMWakeup}, Proc: xdr.ProcDomainEventCallbackPMWakeup, Message: func(c int32) xdr.Message {
 		return &xdr.DomainEventCallbackPMWakeupMsg{CallbackID: c, Msg: xdr.DomainEventPMWakeupMsg{Domain: d}}
 	}}
 	if to, ok := p.(event.DomainPMSuspend); ok && to.To == "disk" {
-		n = Notice{Topic: Topic{OfDomain, eventPMSuspendDisk}, Proc: xdr.ProcDomainEventCallbackPMSuspendDisk, Message: func(c int32) xdr.Message {
+		n = Notice{Topic: Topic{DomainEvents, eventPMSuspendDisk}, Proc: xdr.ProcDomainEventCallbackPMSuspendDisk, Message: func(c int32) xdr.Message {
 			return &xdr.DomainEventCallbackPMSuspendDiskMsg{CallbackID: c, Msg: xdr.DomainEventPMSuspendDiskMsg{Domain: d}}
 		}}
 	} else if ok {
-		n = Notice{Topic: Topic{OfDomain, eventPMSuspend}, Proc: xdr.ProcDomainEventCallbackPMSuspend, Message: func(c int32) xdr.Message {
+		n = Notice{Topic: Topic{DomainEvents, eventPMSuspend}, Proc: xdr.ProcDomainEventCallbackPMSuspend, Message: func(c int32) xdr.Message {
 			return &xdr.DomainEventCallbackPMSuspendMsg{CallbackID: c, Msg: xdr.DomainEventPMSuspendMsg{Domain: d}}
 		}}
 	}
 	return []Notice{n}
 }
 
-// settings are changed tunables as typed parameters.
-func settings(changed []event.Setting) []xdr.TypedParam {
+// tunableParams returns changed tunables as typed parameters.
+func tunableParams(changed []event.Setting) []xdr.TypedParam {
 	var params []xdr.TypedParam
 	for _, s := range changed {
 		switch v := s.Value.(type) {
@@ -200,8 +201,8 @@ func failureFlags(p event.DomainMemoryFailure) uint32 {
 	return flags
 }
 
-// Optional is nil for an empty string.
-func Optional(s string) *string {
+// OptionalString returns nil for an empty string: a field that is absent on the wire.
+func OptionalString(s string) *string {
 	if s == "" {
 		return nil
 	}

@@ -19,7 +19,7 @@ type frame struct {
 	xdr.Header
 	payload []byte
 	files   []*os.File // owned by the holder of the frame
-	held    int        // bytes that the client is counted for it
+	charged int        // bytes that the client is charged for it
 }
 
 // closeFiles closes the descriptors that came with the packet.
@@ -30,11 +30,11 @@ func (f *frame) closeFiles() {
 	f.files = nil
 }
 
-// growth is how much is allocated for a frame ahead of its bytes, so that a
-// length word alone costs a client's peer nothing.
-const growth = 64 << 10
+// readChunk is the most that is allocated for a frame before its bytes arrive, so that a
+// length word alone does not take much memory.
+const readChunk = 64 << 10
 
-// ReadLength takes the length word, and gives the bytes that follow it.
+// ReadLength reads the length word, and returns how many bytes follow it.
 func ReadLength(r io.Reader) (int, error) {
 	var word [xdr.LengthSize]byte
 	if _, err := io.ReadFull(r, word[:]); err != nil {
@@ -43,11 +43,11 @@ func ReadLength(r io.Reader) (int, error) {
 	return xdr.CheckLength(binary.BigEndian.Uint32(word[:]))
 }
 
-// readBody takes header and payload, n bytes together. It never reads further:
+// readBody reads header and payload, n bytes together. It never reads further:
 // the byte behind the packet may carry a descriptor, which a plain read would
-// lose. It calls grow with the size of each further piece of memory.
+// lose. It calls grow with the size of each further allocation.
 func readBody(r io.Reader, n int, grow func(int)) (*frame, error) {
-	buf := make([]byte, 0, min(n, growth))
+	buf := make([]byte, 0, min(n, readChunk))
 	grow(cap(buf))
 	for len(buf) < n {
 		if len(buf) == cap(buf) {
@@ -69,8 +69,8 @@ func readBody(r io.Reader, n int, grow func(int)) (*frame, error) {
 	return &frame{Header: h, payload: buf[xdr.HeaderSize:]}, nil
 }
 
-// readFiles takes the descriptors that follow a packet of the types that have
-// them: one message with one byte and one descriptor for each.
+// readFiles receives the descriptors that follow a packet of the types that have
+// them: one message with one byte for each descriptor.
 func (f *frame) readFiles(conn net.Conn) error {
 	if f.Type != xdr.TypeCallWithFDs && f.Type != xdr.TypeReplyWithFDs {
 		return nil
@@ -99,7 +99,7 @@ func (f *frame) readFiles(conn net.Conn) error {
 	return nil
 }
 
-// ReceiveFile takes exactly one descriptor. The runtime marks it close-on-exec.
+// ReceiveFile receives exactly one descriptor. The runtime marks it close-on-exec.
 func ReceiveFile(socket *net.UnixConn) (*os.File, error) {
 	var mark [1]byte
 	control := make([]byte, unix.CmsgSpace(4*xdr.MaxFDs))
@@ -107,7 +107,7 @@ func ReceiveFile(socket *net.UnixConn) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	fds := parseRights(control[:controlLen])
+	fds := parseFDs(control[:controlLen])
 	if n == 1 && len(fds) == 1 && flags&unix.MSG_CTRUNC == 0 {
 		return os.NewFile(uintptr(fds[0]), "received"), nil
 	}
@@ -120,7 +120,7 @@ func ReceiveFile(socket *net.UnixConn) (*os.File, error) {
 	return nil, fault.New(fault.Invalid, fault.Call, "expected one descriptor behind the packet and got %d", len(fds))
 }
 
-func parseRights(control []byte) []int {
+func parseFDs(control []byte) []int {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
 		return nil
@@ -136,15 +136,15 @@ func parseRights(control []byte) []int {
 
 // outgoing is one packet on its way to a client.
 type outgoing struct {
-	packet []byte
-	files  []*os.File // sent behind the packet; closed when sent or dropped
-	last   bool       // the connection ends behind this packet
+	packet     []byte
+	files      []*os.File // sent behind the packet; closed when sent or dropped
+	closeAfter bool       // the connection ends after this packet
 	// done is called once, when the packet was sent or dropped. It must not block.
 	done func()
 }
 
-// finish releases the resources that the packet holds.
-func (o *outgoing) finish() {
+// release releases the resources that the packet holds.
+func (o *outgoing) release() {
 	for _, file := range o.files {
 		_ = file.Close()
 	}
@@ -154,15 +154,15 @@ func (o *outgoing) finish() {
 	}
 }
 
-// writeSlice is the number of bytes that are written under one deadline. So a slow but
-// living peer gets, for each slice, the time after which a dead peer is given up.
+// writeSlice is the number of bytes that are written under one deadline. So the timeout
+// counts for each slice, and a slow client that still reads is not disconnected.
 const writeSlice = 256 << 10
 
-// write sends a packet and its descriptors. Each slice must be taken within patience.
-func (o *outgoing) write(conn net.Conn, patience time.Duration) error {
+// write sends a packet and its descriptors. The client must take each slice within the timeout.
+func (o *outgoing) write(conn net.Conn, timeout time.Duration) error {
 	for rest := o.packet; len(rest) > 0; {
 		slice := rest[:min(len(rest), writeSlice)]
-		if err := conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+		if err := conn.SetWriteDeadline(time.Now().Add(timeout)); err != nil {
 			return err
 		}
 		if _, err := conn.Write(slice); err != nil {

@@ -5,11 +5,11 @@ import (
 )
 
 // Intake counts the calls that a client has in flight: from the reading of a call
-// until its answer was sent or dropped. Only the read loop takes, so at most one
-// waiter looks at freed.
+// until its answer was sent or dropped. Only the read loop acquires, so at most one
+// goroutine waits for freed.
 type Intake struct {
 	maxCalls, maxBytes int
-	freed              chan struct{} // holds a token when something was given back
+	freed              chan struct{} // holds a token after a release
 
 	mu           sync.Mutex
 	Calls, Bytes int
@@ -20,9 +20,9 @@ func NewIntake(maxCalls, maxBytes int) *Intake {
 	return &Intake{maxCalls: maxCalls, maxBytes: maxBytes, freed: make(chan struct{}, 1)}
 }
 
-// Take counts one more call with a payload of size bytes, if it fits. One
-// alone always fits.
-func (in *Intake) Take(size int) bool {
+// Acquire counts one more call with a payload of size bytes, if it fits. A single
+// call always fits.
+func (in *Intake) Acquire(size int) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.Calls > 0 && (in.Calls >= in.maxCalls || in.Bytes+size > in.maxBytes) {
@@ -33,11 +33,11 @@ func (in *Intake) Take(size int) bool {
 	return true
 }
 
-// Give reverses one take.
-func (in *Intake) Give(size int) {
+// Release ends the count of one call.
+func (in *Intake) Release(size int) {
 	in.mu.Lock()
 	in.Calls--
 	in.Bytes -= size
 	in.mu.Unlock()
-	mark(in.freed)
+	signal(in.freed)
 }

@@ -19,86 +19,86 @@ const (
 	pingCount    = 5
 )
 
-// keepalive answers pings, and pings clients that asked to be pinged. It never
-// queues: a pong owed twice is sent once, because any packet proves life.
+// keepalive answers pings, and pings clients that asked for that. It does not queue: two
+// pings may be answered by one pong, because any packet shows that the peer is alive.
 type keepalive struct {
-	owed chan struct{} // a pong is owed
-	due  chan struct{} // a ping is due
+	pongDue chan struct{} // holds a token when a pong is to be sent
+	pingDue chan struct{} // holds a token when a ping is to be sent
 
-	pings  atomic.Bool  // the client has pinged before
-	paused atomic.Bool  // nothing is read at present
-	made   time.Time    // with a reading of the monotonic clock
-	last   atomic.Int64 // when a packet came, in nanoseconds after made
+	clientPings atomic.Bool  // the client has pinged before
+	readPaused  atomic.Bool  // nothing is read at present
+	created     time.Time    // with a reading of the monotonic clock
+	lastPacket  atomic.Int64 // when a packet came, in nanoseconds after created
 
-	mu     sync.Mutex
-	watch  *time.Timer // nil until the client asks for pings
-	missed int
-	looked int64 // when the last ping fell due, as last counts
+	mu       sync.Mutex
+	timer    *time.Timer // nil until the client asks for pings
+	missed   int
+	lastTick int64 // when the last ping became due, in nanoseconds after created
 }
 
 // newKeepalive makes the keepalive state of a connection; it sends no pings yet.
 func newKeepalive() *keepalive {
-	return &keepalive{made: time.Now(), owed: make(chan struct{}, 1), due: make(chan struct{}, 1)}
+	return &keepalive{created: time.Now(), pongDue: make(chan struct{}, 1), pingDue: make(chan struct{}, 1)}
 }
 
-// heard notes that a packet came, or that packets are read again.
-func (k *keepalive) heard() {
-	k.last.Store(int64(time.Since(k.made)))
-	k.paused.Store(false)
+// packetReceived notes that a packet came, or that packets are read again.
+func (k *keepalive) packetReceived() {
+	k.lastPacket.Store(int64(time.Since(k.created)))
+	k.readPaused.Store(false)
 }
 
-// pause notes that nothing is read from now on, so silence means nothing.
-func (k *keepalive) pause() { k.paused.Store(true) }
+// pauseReading notes that nothing is read from now on, so that silence is not a missed answer.
+func (k *keepalive) pauseReading() { k.readPaused.Store(true) }
 
-// take handles a packet of the keepalive program.
-func (k *keepalive) take(f *frame) {
+// handle handles a packet of the keepalive program.
+func (k *keepalive) handle(f *frame) {
 	if f.Type == xdr.TypeMessage && f.Proc == xdr.ProcKeepalivePing {
-		k.pings.Store(true)
-		mark(k.owed)
+		k.clientPings.Store(true)
+		signal(k.pongDue)
 	}
 }
 
-// reassure sends an unsolicited pong to a client that pings, because the server
-// cannot see its next ping.
-func (k *keepalive) reassure() {
-	if k.pings.Load() {
-		mark(k.owed)
+// sendPongUnasked sends an unsolicited pong to a client that pings: while nothing is read,
+// the server does not see its pings.
+func (k *keepalive) sendPongUnasked() {
+	if k.clientPings.Load() {
+		signal(k.pongDue)
 	}
 }
 
-// watchOver starts to ping. It calls end to end the connection when no answer comes.
-func (k *keepalive) watchOver(end func(error)) {
+// startPinging starts to ping. It calls end when the client does not answer.
+func (k *keepalive) startPinging(end func(error)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.watch != nil {
+	if k.timer != nil {
 		return
 	}
-	k.heard()
-	k.watch = time.AfterFunc(pingInterval, func() { k.look(end) })
+	k.packetReceived()
+	k.timer = time.AfterFunc(pingInterval, func() { k.tick(end) })
 }
 
-// look runs once an interval.
-func (k *keepalive) look(end func(error)) {
+// tick runs once an interval.
+func (k *keepalive) tick(end func(error)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	now, last := int64(time.Since(k.made)), k.last.Load()
-	if k.paused.Load() || last >= k.looked { // by that time and not by the interval: a busy host looks late
+	now, last := int64(time.Since(k.created)), k.lastPacket.Load()
+	if k.readPaused.Load() || last >= k.lastTick { // since the last tick, not since an interval ago: on a busy host ticks are late
 		k.missed = 0
 	} else if k.missed++; k.missed > pingCount {
 		end(fault.New(fault.Timeout, fault.Call, "the client did not answer for %v", time.Duration(now-last).Round(time.Second)))
 		return
 	}
-	k.looked = now
-	mark(k.due)
-	k.watch.Reset(pingInterval)
+	k.lastTick = now
+	signal(k.pingDue)
+	k.timer.Reset(pingInterval)
 }
 
 // stop ends the watch.
 func (k *keepalive) stop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.watch != nil {
-		k.watch.Stop()
+	if k.timer != nil {
+		k.timer.Stop()
 	}
 }
 
@@ -109,8 +109,8 @@ func (k *keepalive) packet(proc int32) *outgoing {
 	return &outgoing{packet: packet}
 }
 
-// mark puts the token into a channel of one.
-func mark(c chan struct{}) {
+// signal puts a token into a channel with room for one, if it has none.
+func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -6,30 +6,30 @@ import (
 	"time"
 )
 
-// A client that answers each ping at once stays, however late a busy host looks for the
-// answer; one that answers none does not.
-func TestWhoAnswersPingsStays(t *testing.T) {
+// A client that answers each ping at once stays connected, even if the ticks of a busy host
+// are late. A client that does not answer is disconnected.
+func TestKeepalive_AnsweredLate(t *testing.T) {
 	for _, answers := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			k, ended := newKeepalive(), false
-			k.watchOver(func(error) { ended = true })
+			k.startPinging(func(error) { ended = true })
 			defer k.stop()
 			for range 4 * pingCount {
-				<-time.After(pingInterval + time.Millisecond) // the looks are behind by as much
+				<-time.After(pingInterval + time.Millisecond) // each tick is late by as much
 				synctest.Wait()
 				if ended {
 					break
 				}
-				<-k.due
+				<-k.pingDue
 				if answers {
-					k.heard()
+					k.packetReceived()
 				}
 				k.mu.Lock()
-				k.watch.Reset(pingInterval + time.Microsecond)
+				k.timer.Reset(pingInterval + time.Microsecond)
 				k.mu.Unlock()
 			}
 			if ended == answers {
-				t.Errorf("one who answers, %v, was ended: %v", answers, ended)
+				t.Errorf("the client answers: %v; it was disconnected: %v", answers, ended)
 			}
 		})
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
 
-func TestWhoMayNotComeInFailsToAuthenticate(t *testing.T) {
+func TestAdmit_ForeignUser(t *testing.T) {
 	for _, readOnly := range []bool{false, true} {
 		s := newSession(&Client{Server: &Server{groups: []uint32{36}}}, listener.Peer{UID: 1000, GID: 1000}, readOnly)
 		err := s.admit()

@@ -14,15 +14,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// sorts are the parts of messages that name an object, each with its conversion to the rules' form.
-var sorts = map[reflect.Type]func(*Session, any) authz.Resource{
+// resourceConverters are the types in messages that name an object, each with its conversion to a resource
+// of the rules.
+var resourceConverters = map[reflect.Type]func(*Session, any) authz.Resource{
 	reflect.TypeFor[xdr.Domain](): func(s *Session, v any) authz.Resource {
 		d := v.(xdr.Domain)
-		return called(d.Name, d.UUID, s.Gate().GuestByUUID)
+		return resourceByUUID(d.Name, d.UUID, s.Authorizer().GuestByUUID)
 	},
 	reflect.TypeFor[xdr.StoragePool](): func(s *Session, v any) authz.Resource {
 		p := v.(xdr.StoragePool)
-		return called(p.Name, p.UUID, s.Gate().PoolByUUID)
+		return resourceByUUID(p.Name, p.UUID, s.Authorizer().PoolByUUID)
 	},
 	reflect.TypeFor[xdr.StorageVol](): func(_ *Session, v any) authz.Resource {
 		named := v.(xdr.StorageVol)
@@ -30,7 +31,7 @@ var sorts = map[reflect.Type]func(*Session, any) authz.Resource{
 	},
 	reflect.TypeFor[xdr.Network](): func(s *Session, v any) authz.Resource {
 		n := v.(xdr.Network)
-		return called(n.Name, n.UUID, s.Gate().NetworkByUUID)
+		return resourceByUUID(n.Name, n.UUID, s.Authorizer().NetworkByUUID)
 	},
 	reflect.TypeFor[xdr.Secret](): func(_ *Session, v any) authz.Resource {
 		return authz.Resource{Kind: authz.Everything, Name: "secret '" + FormatUUID(v.(xdr.Secret).UUID) + "'"}
@@ -43,96 +44,96 @@ var sorts = map[reflect.Type]func(*Session, any) authz.Resource{
 	},
 }
 
-// called is the object with a UUID. The name that the client gives may differ from the object's.
-func called(name string, id xdr.UUID, find func(uuid string) authz.Resource) authz.Resource {
+// resourceByUUID returns the object with a UUID. The name that the client sent may differ from the object's.
+func resourceByUUID(name string, id xdr.UUID, find func(uuid string) authz.Resource) authz.Resource {
 	uuid := FormatUUID(id)
 	o := find(uuid)
 	switch {
 	case o.Kind == authz.Everything:
-		o.Name = name // only the client's own words for it are known
+		o.Name = name // not found: only the name that the client sent is known
 	case o.Name != name:
 		o.Found = "with the UUID " + uuid
 	}
 	return o
 }
 
-// naming says which types name objects somewhere in them; by reflect.Type.
-var naming sync.Map
+// namesObjectCache has the results of NamesObject, by reflect.Type.
+var namesObjectCache sync.Map
 
-// Names says whether a value of the type can name an object.
-func Names(t reflect.Type) bool {
-	if known, ok := naming.Load(t); ok {
+// NamesObject reports whether a value of the type can name an object, in any part of it.
+func NamesObject(t reflect.Type) bool {
+	if known, ok := namesObjectCache.Load(t); ok {
 		return known.(bool)
 	}
-	found := sorts[t] != nil
+	found := resourceConverters[t] != nil
 	if !found {
 		switch t.Kind() {
 		case reflect.Pointer, reflect.Slice:
-			found = Names(t.Elem())
+			found = NamesObject(t.Elem())
 		case reflect.Struct:
 			for field := range t.Fields() {
-				found = found || Names(field.Type)
+				found = found || NamesObject(field.Type)
 			}
 		}
 	}
-	naming.Store(t, found)
+	namesObjectCache.Store(t, found)
 	return found
 }
 
-// objects gives the objects that a message names.
+// objects returns the objects that a message names.
 func (s *Session) objects(m xdr.Message) []authz.Resource {
 	if m == nil || reflect.ValueOf(m).IsNil() {
 		return nil
 	}
 	var found []authz.Resource
-	s.collect(reflect.ValueOf(m).Elem(), &found)
+	s.collectObjects(reflect.ValueOf(m).Elem(), &found)
 	return found
 }
 
-func (s *Session) collect(v reflect.Value, found *[]authz.Resource) {
-	if !Names(v.Type()) {
+func (s *Session) collectObjects(v reflect.Value, found *[]authz.Resource) {
+	if !NamesObject(v.Type()) {
 		return
 	}
-	if sort := sorts[v.Type()]; sort != nil {
+	if sort := resourceConverters[v.Type()]; sort != nil {
 		*found = append(*found, sort(s, v.Interface()))
 		return
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {
-			s.collect(v.Elem(), found)
+			s.collectObjects(v.Elem(), found)
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
-			s.collect(v.Index(i), found)
+			s.collectObjects(v.Index(i), found)
 		}
 	case reflect.Struct:
 		for _, field := range v.Fields() {
-			s.collect(field, found)
+			s.collectObjects(field, found)
 		}
 	}
 }
 
-// veil removes objects that the client may not see from the lists in a result. It
+// redactResult removes the objects that the client may not see from the lists in a result. It
 // refuses a result that is itself such an object.
-func (c *Permission) veil(m xdr.Message) error {
+func (c *AuthorizedCall) redactResult(m xdr.Message) error {
 	v := reflect.ValueOf(m)
-	if v.IsNil() || !Names(v.Type()) {
+	if v.IsNil() || !NamesObject(v.Type()) {
 		return nil
 	}
 	v = v.Elem()
 	for _, field := range v.Fields() {
-		if field.Kind() == reflect.Slice && Names(field.Type()) {
-			c.s.thin(v, field)
+		if field.Kind() == reflect.Slice && NamesObject(field.Type()) {
+			c.s.filterList(v, field)
 			continue
 		}
 		var found []authz.Resource
-		c.s.collect(field, &found)
+		c.s.collectObjects(field, &found)
 		for _, o := range found {
-			if !c.names(o.Name) {
+			if !c.namedByClient(o.Name) {
 				o.Found = "that it asks for"
 			}
-			if err := c.s.Gate().Check(c.s.Who(), authz.Read, o); err != nil {
+			if err := c.s.Authorizer().Check(c.s.Principal(), authz.Read, o); err != nil {
 				return err
 			}
 		}
@@ -140,20 +141,21 @@ func (c *Permission) veil(m xdr.Message) error {
 	return nil
 }
 
-// names says whether the client itself wrote a name in the call's arguments.
-func (c *Permission) names(name string) bool {
+// namedByClient reports whether the call's arguments contain a name: then an error may repeat it.
+func (c *AuthorizedCall) namedByClient(name string) bool {
 	return c.args != nil && !EachText(reflect.ValueOf(c.args).Elem(), "", func(_, text string) bool { return text != name })
 }
 
-// thin removes from a list the objects that the client may not see, and corrects the count.
-func (s *Session) thin(of, list reflect.Value) {
+// filterList removes from a list of a result the objects that the client may not see, and corrects the
+// result's count.
+func (s *Session) filterList(result, list reflect.Value) {
 	kept := reflect.MakeSlice(list.Type(), 0, list.Len())
 	for i := range list.Len() {
 		var found []authz.Resource
-		s.collect(list.Index(i), &found)
+		s.collectObjects(list.Index(i), &found)
 		seen := true
 		for _, o := range found {
-			seen = seen && s.Sees(o)
+			seen = seen && s.CanSee(o)
 		}
 		if seen {
 			kept = reflect.Append(kept, list.Index(i))
@@ -161,7 +163,7 @@ func (s *Session) thin(of, list reflect.Value) {
 	}
 	before := list.Len()
 	list.Set(kept)
-	count := of.FieldByName("Count")
+	count := result.FieldByName("Count")
 	switch {
 	case !count.IsValid():
 	case count.CanUint() && count.Uint() == uint64(before):
@@ -171,16 +173,18 @@ func (s *Session) thin(of, list reflect.Value) {
 	}
 }
 
-// Sees says whether the rules let the client read an object.
-func (s *Session) Sees(o authz.Resource) bool { return s.Gate().May(s.Who(), authz.Read, o) }
+// CanSee reports whether the rules let the client read an object.
+func (s *Session) CanSee(o authz.Resource) bool {
+	return s.Authorizer().May(s.Principal(), authz.Read, o)
+}
 
-// EachText visits the texts of a message, except the names of objects, until visit
+// EachText visits the strings of a message, except those that name objects, until visit
 // returns false.
 func EachText(v reflect.Value, field string, visit func(field, text string) bool) bool {
-	if sorts[v.Type()] != nil {
+	if resourceConverters[v.Type()] != nil {
 		return true
 	}
-	if p, is := reflect.TypeAssert[xdr.TypedParam](v); is { // "dxml" is a document by its place
+	if p, is := reflect.TypeAssert[xdr.TypedParam](v); is { // so that "dxml" is recognized as a document by its field
 		return visit(p.Field, p.Value.Text())
 	}
 	switch v.Kind() {
@@ -207,52 +211,52 @@ func EachText(v reflect.Value, field string, visit func(field, text string) bool
 	return true
 }
 
-// IsDocument says whether a text is XML, by its place or by its looks.
+// IsDocument reports whether a string is an XML document, by its field's name or by its beginning.
 func IsDocument(field, text string) bool {
 	return text != "" && strings.Contains(strings.ToUpper(field), "XML") || xmltree.StartsLikeXML(text)
 }
 
-// SeesGuest says whether the client may see a guest. A client that no rule holds sees all.
-func (s *Session) SeesGuest(g *guest.Guest) bool {
-	return !s.Gate().Restricted(s.Who()) || s.Sees(s.Gate().Guest(g))
+// CanSeeGuest reports whether the client may see a guest. A client that no rule restricts sees all.
+func (s *Session) CanSeeGuest(g *guest.Guest) bool {
+	return !s.Authorizer().Restricted(s.Principal()) || s.CanSee(s.Authorizer().Guest(g))
 }
 
-// SeesPool says whether the client may see a pool.
-func (s *Session) SeesPool(p *volume.Pool) bool {
-	return s.Sees(authz.Resource{Kind: authz.Pool, Name: p.Name()})
+// CanSeePool reports whether the client may see a pool.
+func (s *Session) CanSeePool(p *volume.Pool) bool {
+	return s.CanSee(authz.Resource{Kind: authz.Pool, Name: p.Name()})
 }
 
-// SeesNetwork says whether the client may see a network.
-func (s *Session) SeesNetwork(n *network.Network) bool {
-	return s.Sees(authz.Resource{Kind: authz.Network, Name: n.Name()})
+// CanSeeNetwork reports whether the client may see a network.
+func (s *Session) CanSeeNetwork(n *network.Network) bool {
+	return s.CanSee(authz.Resource{Kind: authz.Network, Name: n.Name()})
 }
 
-// SeesNotice says whether the client may see the object of an event.
-func (s *Session) SeesNotice(n Notice) bool {
-	if !s.Gate().Restricted(s.Who()) {
+// CanSeeNotice reports whether the client may see the object of an event.
+func (s *Session) CanSeeNotice(n Notice) bool {
+	if !s.Authorizer().Restricted(s.Principal()) {
 		return true
 	}
 	switch n.Topic.Family {
-	case OfDomain:
-		return s.Gate().CanSeeEvent(s.Who(), n.name, n.object)
-	case OfNetwork:
-		return s.Sees(authz.Resource{Kind: authz.Network, Name: n.name})
-	case OfPool:
-		return s.Sees(authz.Resource{Kind: authz.Pool, Name: n.name})
-	case OfNodeDevice: // the owner of a removed link is unknown
-		return !strings.HasPrefix(n.object, "net_") || s.Sees(authz.Resource{Kind: authz.Everything})
-	case OfSecret:
-		return s.Sees(authz.Resource{Kind: authz.Everything})
+	case DomainEvents:
+		return s.Authorizer().CanSeeEvent(s.Principal(), n.name, n.object)
+	case NetworkEvents:
+		return s.CanSee(authz.Resource{Kind: authz.Network, Name: n.name})
+	case PoolEvents:
+		return s.CanSee(authz.Resource{Kind: authz.Pool, Name: n.name})
+	case NodeDeviceEvents: // the owner of a removed link is unknown
+		return !strings.HasPrefix(n.object, "net_") || s.CanSee(authz.Resource{Kind: authz.Everything})
+	case SecretEvents:
+		return s.CanSee(authz.Resource{Kind: authz.Everything})
 	}
 	return false
 }
 
-// recheck ends the connection, or those of its streams, that changed rules no longer allow.
-func (c *Client) recheck() {
+// recheckRules ends the connection, or some of its streams, if changed rules no longer allow them.
+func (c *Client) recheckRules() {
 	if !c.Session.authenticated() {
 		return
 	}
-	if err := c.Server.Gate.Admit(c.Session.Who()); err != nil {
+	if err := c.Server.Authorizer.Admit(c.Session.Principal()); err != nil {
 		c.End(fault.Wrap(err, fault.Denied, fault.Call, "the rules have changed"))
 		return
 	}

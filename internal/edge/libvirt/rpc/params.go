@@ -5,78 +5,70 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// Text gives an optional text, or "".
-func Text(s *string) string {
+// StringValue returns an optional string of the wire, or "". OptionalString is its inverse.
+func StringValue(s *string) string {
 	if s == nil {
 		return ""
 	}
 	return *s
 }
 
-// ZeroEnded is a text as clients take it that have it as bytes.
-func ZeroEnded(text string) []byte { return append([]byte(text), 0) }
+// NULTerminated returns a string for fields that clients read as a NUL-terminated array of bytes.
+func NULTerminated(text string) []byte { return append([]byte(text), 0) }
 
-// Either reports whether a pair of filter flags admits an object. The object has (so) or
-// lacks a property. With neither flag, and with both, every object passes.
-func Either(flags, ifSo, ifNot uint32, so bool) bool {
-	switch flags & (ifSo | ifNot) {
-	case ifSo:
-		return so
-	case ifNot:
-		return !so
+// MatchesFilter reports whether an object passes a pair of filter flags: one for objects with a
+// property, one for objects without. With neither flag, and with both, every object passes.
+func MatchesFilter(flags, with, without uint32, has bool) bool {
+	switch flags & (with | without) {
+	case with:
+		return has
+	case without:
+		return !has
 	}
 	return true
 }
 
-// OrEmpty is the inverse of optional.
-func OrEmpty(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
-}
-
-// AtMost cuts a list of names to the length that the client has room for.
-func AtMost[T any](names *[]T, room int32) error {
+// TruncateList shortens a list to the number of items that the client has room for.
+func TruncateList[T any](names *[]T, room int32) error {
 	if room < 0 {
-		return fault.New(fault.Invalid, fault.Call, "there cannot be room for %d items", room)
+		return fault.New(fault.Invalid, fault.Call, "a client cannot have room for %d items", room)
 	}
 	*names = (*names)[:min(len(*names), int(room))]
 	return nil
 }
 
-// ParamList is a list of named values under construction, up to a bound.
+// ParamList builds a list of typed parameters, of at most Max.
 type ParamList struct {
 	List []xdr.TypedParam
-	Most int
+	Max  int
 }
 
-// Add appends a parameter, as long as the list has fewer than most.
+// Add appends a parameter; a full list stays as it is.
 func (p *ParamList) Add(name string, v xdr.TypedValue) {
-	if len(p.List) < p.Most {
+	if len(p.List) < p.Max {
 		p.List = append(p.List, xdr.TypedParam{Field: name, Value: v})
 	}
 }
 
-// Number adds an unsigned 64-bit number.
-func (p *ParamList) Number(name string, v uint64) { p.Add(name, xdr.Uint64(v)) }
+// AddUint64 adds an unsigned 64-bit number (VIR_TYPED_PARAM_ULLONG).
+func (p *ParamList) AddUint64(name string, v uint64) { p.Add(name, xdr.Uint64(v)) }
 
-// Count adds a number of things, as an unsigned 32-bit number.
-func (p *ParamList) Count(name string, n int) { p.Add(name, xdr.Uint(uint32(n))) }
+// AddCount adds a number of items, as an unsigned 32-bit number (VIR_TYPED_PARAM_UINT).
+func (p *ParamList) AddCount(name string, n int) { p.Add(name, xdr.Uint(uint32(n))) }
 
-// Text adds a text; it leaves out an unknown one.
-func (p *ParamList) Text(name, v string) {
+// AddString adds a string, unless it is empty.
+func (p *ParamList) AddString(name, v string) {
 	if v != "" {
 		p.Add(name, xdr.String(v))
 	}
 }
 
-// TwoPhase serves getters of typed parameters. Clients call them twice: without room
-// they get the number of parameters, then they come with room for the parameters.
-func TwoPhase(params []xdr.TypedParam, room int32) ([]xdr.TypedParam, int32, error) {
+// ParamsOrCount serves getters of typed parameters, which clients call twice: with room for none
+// they get the number of parameters, and then with that room the parameters.
+func ParamsOrCount(params []xdr.TypedParam, room int32) ([]xdr.TypedParam, int32, error) {
 	if room == 0 {
 		return nil, int32(len(params)), nil
 	}
-	err := AtMost(&params, room)
+	err := TruncateList(&params, room)
 	return params, int32(len(params)), err
 }

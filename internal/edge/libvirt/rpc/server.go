@@ -20,8 +20,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// Rooms are the packages' objects that the handlers act on.
-type Rooms struct {
+// Backends are the objects that the handlers act on; a handler calls one of them for each call.
+type Backends struct {
 	Guests    *guest.Registry
 	Pools     *volume.Pools
 	Networks  *network.Networks
@@ -34,100 +34,100 @@ type Rooms struct {
 
 // Config holds the objects to serve, and the checks on clients.
 type Config struct {
-	Rooms
+	Backends
 	Log *slog.Logger
 	// Groups may use the read-write sockets, in addition to root and the daemon's own user.
 	Groups []uint32
-	// Gate decides which client may do what; nil: an admitted client may do everything.
-	Gate *authz.Authorizer
-	// Reception identifies clients beyond the kernel's credentials; nil: no client comes
+	// Authorizer decides which client may do what; nil: an admitted client may do everything.
+	Authorizer *authz.Authorizer
+	// Authenticator identifies clients beyond the kernel's credentials; nil: no client comes
 	// from another host, and polkit is not asked.
-	Reception *authz.Authenticator
+	Authenticator *authz.Authenticator
 	// Audit records the calls that were done and refused; nil: no record is kept.
 	Audit *authz.Audit
 }
 
 // Limits bound the resources that one client or one socket may hold. When one of the
-// times runs out, the server gives the client up.
+// times runs out, the server ends the client's connection or its stream.
 type Limits struct {
-	Clients   int // connections at a time on one socket; more wait to be accepted
-	Each      int // of them that one user may have, or one process of root's; more are closed
-	Strangers int // of them that have not authenticated yet; processes of root may have as many as they like
-	Calls     int // in flight on one connection, those that wait for a place included
-	Running   int // ordinary calls that run at a time for one connection
-	Streams   int // that move data at a time, on one connection
-	queue     int // packets that wait to be sent to one client
-	Handshake time.Duration
-	Patience  time.Duration // for a client to take a slice of a packet
-	Stall     time.Duration // for a stream to take a packet
-	Idle      time.Duration // for a client to send more of an upload
-	Grace     time.Duration // for calls in flight when the daemon stops
+	Clients           int           // connections on one socket; more wait to be accepted
+	ClientsPerOwner   int           // connections of one user, or of one process of root; more are closed
+	AnonymousPerOwner int           // connections of one user that are not authenticated yet; processes of root have no bound
+	Calls             int           // in flight on one connection, those that wait for a slot included
+	RunningCalls      int           // ordinary calls that run at a time for one connection
+	Streams           int           // streams that move data at a time, on one connection
+	sendQueue         int           // packets that wait to be sent to one client
+	Handshake         time.Duration // from connecting to authentication
+	PacketTimeout     time.Duration // for a client to take a slice of a packet, or to continue one that it sends
+	StreamStall       time.Duration // for a stream to take a packet
+	UploadIdle        time.Duration // for a client to send more of an upload
+	ShutdownGrace     time.Duration // for calls in flight when the daemon stops
 }
 
-// intake gives the bytes of calls that a client may have in flight.
-func (Limits) intake(readOnly bool) int {
+// intakeBytes gives the bytes of calls that a client may have in flight.
+func (Limits) intakeBytes(readOnly bool) int {
 	if readOnly {
-		return 2 * FrameLimitReader
+		return 2 * FrameLimitReadOnly
 	}
 	return 2 * frameLimit
 }
 
 func defaultLimits() Limits {
 	return Limits{
-		Clients: 4096, Each: 1024, Strangers: 512, Calls: 256, Running: 32, Streams: 64, queue: 32,
-		Handshake: 30 * time.Second, Patience: 30 * time.Second, Stall: 60 * time.Second, Idle: 5 * time.Minute, Grace: 5 * time.Second,
+		Clients: 4096, ClientsPerOwner: 1024, AnonymousPerOwner: 512, Calls: 256, RunningCalls: 32, Streams: 64, sendQueue: 32,
+		Handshake: 30 * time.Second, PacketTimeout: 30 * time.Second, StreamStall: 60 * time.Second, UploadIdle: 5 * time.Minute, ShutdownGrace: 5 * time.Second,
 	}
 }
 
-// Handlers serve the calls. A handler translates; the packages in Rooms do the work.
-type Handlers struct{ Rooms }
+// Handlers serve the calls. A handler translates; the backends do the work.
+type Handlers struct{ Backends }
 
 // Server serves libvirt's protocol.
 type Server struct {
-	log       *slog.Logger
-	groups    []uint32
-	Gate      *authz.Authorizer
-	reception *authz.Authenticator
-	Audit     *authz.Audit
-	Limits    Limits
-	Table     Table
-	Handlers  Handlers
+	log           *slog.Logger
+	groups        []uint32
+	Authorizer    *authz.Authorizer
+	authenticator *authz.Authenticator
+	Audit         *authz.Audit
+	Limits        Limits
+	Table         Table
+	Handlers      Handlers
 
-	// calls is the context of every call. It does not end with the call's client.
-	calls     context.Context
+	// callCtx is the context of every call. It does not end with the call's client.
+	callCtx   context.Context
 	stopCalls context.CancelCauseFunc
-	turns     *fairqueue.Scheduler
+	scheduler *fairqueue.Scheduler
 	Memory    Memory
 
-	Mu        sync.Mutex
-	Connected map[*Client]struct{}
-	Owners    map[authz.Owner]int // connections
-	Parties   map[authz.Owner]*fairqueue.Tenant
-	Strangers map[authz.Owner]int // of them, those that have not authenticated yet
-	gone      sync.WaitGroup      // the clients
+	Mu          sync.Mutex
+	Connected   map[*Client]struct{}
+	Connections map[authz.Owner]int               // the number of each owner; no zeros
+	Tenants     map[authz.Owner]*fairqueue.Tenant // of the owners with connections
+	Anonymous   map[authz.Owner]int               // connections that are not authenticated yet; no zeros
+	serving     sync.WaitGroup                    // done when every connection has ended
 }
 
 // NewServer makes a server for the calls in a table.
 func NewServer(c Config, t Table) *Server {
 	s := &Server{
-		log:       c.Log,
-		groups:    c.Groups,
-		Gate:      c.Gate,
-		reception: c.Reception,
-		Audit:     c.Audit,
-		Limits:    defaultLimits(),
-		Table:     t,
-		Handlers:  Handlers{Rooms: c.Rooms},
+		log:           c.Log,
+		groups:        c.Groups,
+		Authorizer:    c.Authorizer,
+		authenticator: c.Authenticator,
+		Audit:         c.Audit,
+		Limits:        defaultLimits(),
+		Table:         t,
+		Handlers:      Handlers{Backends: c.Backends},
 		// The runtime polls for incoming data when it has a processor to spare, so one
 		// is left to it. The daemon has one more than the host.
-		turns:     fairqueue.New(max(runtime.GOMAXPROCS(0)-1, 1)),
-		Connected: map[*Client]struct{}{},
-		Owners:    map[authz.Owner]int{},
-		Parties:   map[authz.Owner]*fairqueue.Tenant{},
-		Strangers: map[authz.Owner]int{},
+		scheduler:   fairqueue.New(max(runtime.GOMAXPROCS(0)-1, 1)),
+		Connected:   map[*Client]struct{}{},
+		Connections: map[authz.Owner]int{},
+		Tenants:     map[authz.Owner]*fairqueue.Tenant{},
+		Anonymous:   map[authz.Owner]int{},
 	}
-	s.Memory = NewMemory(MaxHeld)
-	s.calls, s.stopCalls = context.WithCancelCause(context.Background())
+	s.Memory = NewMemory(MaxClientMemory)
+	s.callCtx, s.stopCalls = context.WithCancelCause(context.Background())
 	return s
 }
 
@@ -138,9 +138,9 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var accepting sync.WaitGroup
-	if s.Gate.HasRules() {
+	if s.Authorizer.HasRules() {
 		names := s.Handlers.Events.Reader()
-		accepting.Go(func() { s.heedNames(ctx, names) })
+		accepting.Go(func() { s.watchNames(ctx, names) })
 	}
 	for _, l := range listeners {
 		accepting.Go(func() {
@@ -149,26 +149,26 @@ func (s *Server) Serve(ctx context.Context, listeners ...Listener) error {
 			}
 		})
 	}
-	accepting.Go(func() { s.heed(ctx) })
+	accepting.Go(func() { s.watchRules(ctx) })
 	<-ctx.Done()
 	for _, l := range listeners {
 		_ = l.Close()
 	}
 	accepting.Wait()
-	err := s.hangUp()
+	err := s.drain()
 	if cause := context.Cause(ctx); fault.Is(cause, fault.Failed) {
 		err = errors.Join(cause, err)
 	}
 	return err
 }
 
-// accept takes clients from one listener. At the bound on connections, further clients
+// accept accepts clients from one listener. At the bound on connections, further clients
 // wait in the kernel, so a full socket does not affect other sockets.
 func (s *Server) accept(ctx context.Context, l Listener) error {
-	places := make(chan struct{}, s.Limits.Clients)
+	slots := make(chan struct{}, s.Limits.Clients)
 	for {
 		select {
-		case places <- struct{}{}:
+		case slots <- struct{}{}:
 		case <-ctx.Done():
 			return nil
 		}
@@ -180,68 +180,68 @@ func (s *Server) accept(ctx context.Context, l Listener) error {
 			}
 			return nil
 		case errors.Is(err, net.ErrClosed):
-			return fault.Wrap(err, fault.Failed, fault.Host, "cannot take clients on %s", l.Addr())
-		case err != nil: // out of descriptors, most likely: the next attempt may do better
-			<-places
-			s.log.Warn("cannot take a client", "socket", l.Addr(), "error", err)
-			if !pause(ctx, 100*time.Millisecond) {
+			return fault.Wrap(err, fault.Failed, fault.Host, "cannot accept clients on %s", l.Addr())
+		case err != nil: // probably out of descriptors: the next attempt may succeed
+			<-slots
+			s.log.Warn("cannot accept a client", "socket", l.Addr(), "error", err)
+			if !sleep(ctx, 100*time.Millisecond) {
 				return nil
 			}
 			continue
 		}
 		c := NewClient(s, conn, l.ReadOnly)
 		if l.Certificates != nil {
-			c.fromAfar(l)
+			c.useTLS(l)
 		}
 		if !s.Add(c) {
-			s.log.Warn("a client has too many connections and gets no more", "socket", l.Addr(), "pid", c.Session.peer.PID, "uid", c.Session.peer.UID)
-			c.End(errCrowd)
+			s.log.Warn("too many connections of one owner; client refused", "socket", l.Addr(), "pid", c.Session.peer.PID, "uid", c.Session.peer.UID)
+			c.End(errTooManyConnections)
 			_ = conn.Close()
-			<-places
+			<-slots
 			continue
 		}
 		go func() {
-			defer func() { <-places }()
+			defer func() { <-slots }()
 			defer s.Remove(c)
 			c.Serve()
 		}()
 	}
 }
 
-// heed checks every client again when the rules change.
-func (s *Server) heed(ctx context.Context) {
-	changed := s.Gate.Changed()
+// watchRules checks every client again when the rules change.
+func (s *Server) watchRules(ctx context.Context) {
+	changed := s.Authorizer.Changed()
 	for {
 		select {
 		case <-changed:
-			changed = s.Gate.Changed()
-			s.EachClient((*Client).recheck)
+			changed = s.Authorizer.Changed()
+			s.EachClient((*Client).recheckRules)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// heedNames checks open streams again when a guest's name or labels change: rules identify a guest
-// by these.
-func (s *Server) heedNames(ctx context.Context, reader *event.Reader) {
+// watchNames checks open streams again when a guest's name or labels change, because rules select
+// guests by them.
+func (s *Server) watchNames(ctx context.Context, reader *event.Reader) {
 	for {
 		e, lost, err := reader.Next(ctx)
 		if err != nil {
 			return
 		}
-		of := e.Source.UUID
+		guest := e.Source.UUID
 		if lost > 0 {
-			of = "" // of any
+			guest = "" // the lost events may be about any guest
 		}
-		if lost > 0 || calls(e.Payload) {
-			s.EachClient(func(c *Client) { c.Streams.endDenied(of) })
+		if lost > 0 || changesIdentity(e.Payload) {
+			s.EachClient(func(c *Client) { c.Streams.endDenied(guest) })
 		}
 	}
 }
 
-// calls says whether a guest's name or labels may differ after an event.
-func calls(p event.Payload) bool {
+// changesIdentity reports whether an event may come from a change of a guest's name or labels.
+func changesIdentity(p event.Payload) bool {
 	switch p := p.(type) {
 	case event.DomainChange:
 		return p.Change == event.Defined
@@ -251,8 +251,8 @@ func calls(p event.Payload) bool {
 	return false
 }
 
-// pause waits, and reports whether it waited to the end.
-func pause(ctx context.Context, d time.Duration) bool {
+// sleep waits, and reports whether it waited to the end.
+func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
 		return true
@@ -261,23 +261,23 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Add counts a client in, unless its owner has too many. For a client of another host, that host is
-// known by now.
+// Add counts a connection, unless its owner has too many. The owner is known: the user, the process of
+// root, or the other host.
 func (s *Server) Add(c *Client) bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	who := c.Session.Who().Owner()
-	if s.Owners[who] >= s.Limits.Each || who.PID == 0 && s.Strangers[who] >= s.Limits.Strangers {
+	owner := c.Session.Principal().Owner()
+	if s.Connections[owner] >= s.Limits.ClientsPerOwner || owner.PID == 0 && s.Anonymous[owner] >= s.Limits.AnonymousPerOwner {
 		return false
 	}
-	if s.Parties[who] == nil {
-		s.Parties[who] = s.turns.Tenant()
+	if s.Tenants[owner] == nil {
+		s.Tenants[owner] = s.scheduler.Tenant()
 	}
-	c.Owner, c.calls = who, fairqueue.With(s.calls, s.Parties[who].Flow())
-	s.Owners[who]++
-	s.Strangers[who]++
-	c.strange = true
-	s.gone.Add(1)
+	c.Owner, c.callCtx = owner, fairqueue.With(s.callCtx, s.Tenants[owner].Flow())
+	s.Connections[owner]++
+	s.Anonymous[owner]++
+	c.anonymous = true
+	s.serving.Add(1)
 	s.Connected[c] = struct{}{}
 	return true
 }
@@ -286,31 +286,31 @@ func (s *Server) Add(c *Client) bool {
 func (s *Server) Remove(c *Client) {
 	s.Mu.Lock()
 	delete(s.Connected, c)
-	s.meet(c)
-	who := c.Owner
-	if s.Owners[who]--; s.Owners[who] == 0 {
-		delete(s.Owners, who)
-		delete(s.Parties, who)
+	s.uncountAnonymous(c)
+	owner := c.Owner
+	if s.Connections[owner]--; s.Connections[owner] == 0 {
+		delete(s.Connections, owner)
+		delete(s.Tenants, owner)
 	}
 	s.Mu.Unlock()
-	s.gone.Done()
+	s.serving.Done()
 }
 
-// Known counts a client as one that has authenticated.
-func (s *Server) Known(c *Client) {
+// MarkAuthenticated no longer counts a client among the anonymous ones.
+func (s *Server) MarkAuthenticated(c *Client) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	s.meet(c)
+	s.uncountAnonymous(c)
 }
 
-func (s *Server) meet(c *Client) {
-	if !c.strange {
+func (s *Server) uncountAnonymous(c *Client) {
+	if !c.anonymous {
 		return
 	}
-	c.strange = false
-	who := c.Owner
-	if s.Strangers[who]--; s.Strangers[who] == 0 {
-		delete(s.Strangers, who)
+	c.anonymous = false
+	owner := c.Owner
+	if s.Anonymous[owner]--; s.Anonymous[owner] == 0 {
+		delete(s.Anonymous, owner)
 	}
 }
 
@@ -330,30 +330,30 @@ func (s *Server) EachClient(do func(*Client)) {
 	}
 }
 
-// hangUp waits for the calls in flight to end. After the grace time, it cancels their
-// context, ends the connections and waits once more. Calls that ignore that are an error.
-func (s *Server) hangUp() error {
-	gone := make(chan struct{})
+// drain waits for the calls in flight to end. After the grace time, it cancels their
+// context, ends the connections and waits once more. It fails if calls still run then.
+func (s *Server) drain() error {
+	ended := make(chan struct{})
 	go func() {
-		s.gone.Wait()
-		close(gone)
+		s.serving.Wait()
+		close(ended)
 	}()
-	s.EachClient((*Client).hangUp)
-	if endsWithin(gone, s.Limits.Grace) {
+	s.EachClient((*Client).stopReading)
+	if closedWithin(ended, s.Limits.ShutdownGrace) {
 		s.stopCalls(errStopping)
 		return nil
 	}
 	s.stopCalls(errStopping)
 	s.EachClient(func(c *Client) { c.End(errStopping) })
-	if endsWithin(gone, s.Limits.Grace) {
+	if closedWithin(ended, s.Limits.ShutdownGrace) {
 		return nil
 	}
 	left := 0
 	s.EachClient(func(*Client) { left++ })
-	return fault.New(fault.Timeout, fault.Call, "calls of %d clients did not end within %v", left, 2*s.Limits.Grace)
+	return fault.New(fault.Timeout, fault.Call, "calls of %d clients did not end within %v", left, 2*s.Limits.ShutdownGrace)
 }
 
-func endsWithin(done <-chan struct{}, d time.Duration) bool {
+func closedWithin(done <-chan struct{}, d time.Duration) bool {
 	select {
 	case <-done:
 		return true

@@ -10,28 +10,28 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Session holds the facts that handlers know about the calling client: its identity,
-// its rights and its subscriptions.
+// Session holds the state of a client that handlers use: its identity, its rights and
+// its subscriptions.
 type Session struct {
 	Client *Client
 	peer   listener.Peer
-	Gone   chan struct{} // closed when the connection has ended
+	Closed chan struct{} // closed when the connection has ended
 
-	mu       sync.Mutex
-	Identity authz.Principal
-	rejected bool // once already, which the audit has
-	asked    bool // polkit, or it is being asked
-	proved   bool // polkit said yes
-	Admitted bool // authentication is done
-	Opened   bool
-	readOnly bool
-	URI      string
-	watched  bool // a close callback is registered
+	mu             sync.Mutex
+	Identity       authz.Principal
+	refusalAudited bool // the audit has the failed authentication; later ones are not recorded
+	polkitAsked    bool // polkit was asked, or is being asked
+	polkitAllowed  bool // polkit admitted the client
+	Authenticated  bool
+	Opened         bool // CONNECT_OPEN succeeded
+	readOnly       bool
+	URI            string
+	closeCallback  bool // a close callback is registered
 
 	subs subscriptions
 }
 
-// Request is one call of a client: its session, and the scope that the rules give it.
+// Request is one call of a client: its session, and the scope that the rules grant it.
 type Request struct {
 	*Session
 	Scope scope.Scope
@@ -39,15 +39,15 @@ type Request struct {
 
 // newSession makes the session of a new connection, with the identity that the kernel reports.
 func newSession(c *Client, p listener.Peer, readOnly bool) *Session {
-	return &Session{Client: c, peer: p, Identity: authz.LocalPrincipal(p), Gone: make(chan struct{}), readOnly: readOnly}
+	return &Session{Client: c, peer: p, Identity: authz.LocalPrincipal(p), Closed: make(chan struct{}), readOnly: readOnly}
 }
 
-// Limits on one packet from a client, in bytes. Before authentication no client needs
-// more than the first. Read-only calls take no long documents.
+// Limits on one packet from a client, in bytes: before authentication, on a read-only
+// connection, and otherwise. Read-only calls take no long documents.
 const (
-	FrameLimitStranger = 64 << 10
-	FrameLimitReader   = 4 << 20
-	frameLimit         = xdr.MaxPacket
+	FrameLimitAnonymous = 64 << 10
+	FrameLimitReadOnly  = 4 << 20
+	frameLimit          = xdr.MaxPacket
 )
 
 // frameLimit gives the size in bytes of the largest packet that the client may send now.
@@ -55,31 +55,31 @@ func (s *Session) frameLimit() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case !s.Admitted:
-		return FrameLimitStranger
+	case !s.Authenticated:
+		return FrameLimitAnonymous
 	case s.readOnly:
-		return FrameLimitReader
+		return FrameLimitReadOnly
 	}
 	return frameLimit
 }
 
-// authenticated says whether the client was admitted.
+// authenticated reports whether the client was admitted.
 func (s *Session) authenticated() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.Admitted
+	return s.Authenticated
 }
 
-// mayWrite reports whether the session may change and see everything. Handlers ask it
-// only about flags: a call that is refused as a whole never reaches its handler.
+// mayWrite reports whether the session is read-write. Handlers need it only for
+// flags: a call that is refused as a whole never reaches its handler.
 func (s *Session) mayWrite() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.readOnly
 }
 
-// beforeOpen are the calls that make sense without an open connection.
-var beforeOpen = map[int32]bool{
+// callsBeforeOpen are the calls that need no open connection.
+var callsBeforeOpen = map[int32]bool{
 	xdr.ProcConnectOpen:            true,
 	xdr.ProcConnectClose:           true,
 	xdr.ProcConnectSupportsFeature: true,
@@ -90,35 +90,35 @@ func IsAuth(p *xdr.Procedure) bool {
 	return p.Program == xdr.ProgramRemote && p.Number >= xdr.ProcAuthList && p.Number <= xdr.ProcAuthPolkit
 }
 
-// permit says whether the session may make a call now.
-func (s *Session) permit(p *xdr.Procedure) error {
+// checkCall refuses a call in the wrong phase of the connection, and a changing call of a read-only client.
+func (s *Session) checkCall(p *xdr.Procedure) error {
 	if IsAuth(p) {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case !s.Admitted:
+	case !s.Authenticated:
 		return rpcFault("authentication required")
-	case !s.Opened && (p.Program != xdr.ProgramRemote || !beforeOpen[p.Number]):
+	case !s.Opened && (p.Program != xdr.ProgramRemote || !callsBeforeOpen[p.Number]):
 		return WithCode(CodeInternal, fault.New(fault.WrongState, fault.Call, "connection not open"))
-	case s.readOnly && p.RefusesReadOnly(Blank(p)):
+	case s.readOnly && p.RefusesReadOnly(ZeroArgs(p)):
 		return errReadOnly(p)
 	}
 	return nil
 }
 
-// Blank are the arguments of a call that sets no field.
-func Blank(p *xdr.Procedure) xdr.Message {
+// ZeroArgs returns the arguments of a call with every field zero; nil for a call without arguments.
+func ZeroArgs(p *xdr.Procedure) xdr.Message {
 	if p.NewArgs == nil {
 		return nil
 	}
 	return p.NewArgs()
 }
 
-// permitArgs says whether the session may make a permitted call with these arguments:
-// two calls are refused to read-only clients only with certain arguments.
-func (s *Session) permitArgs(p *xdr.Procedure, args xdr.Message) error {
+// checkArgs is checkCall for the two calls that are refused to read-only clients only with
+// certain arguments.
+func (s *Session) checkArgs(p *xdr.Procedure, args xdr.Message) error {
 	if p.RefusesReadOnly(args) && !s.mayWrite() {
 		return errReadOnly(p)
 	}
@@ -129,7 +129,7 @@ func errReadOnly(p *xdr.Procedure) error {
 	return WithCode(CodeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s", FunctionName(p.Name)))
 }
 
-// DenyReadOnly refuses a flag of a permitted call, or another part of it, to a read-only client.
+// DenyReadOnly refuses a flag of a call, or another part of it, to a read-only client.
 func (s *Session) DenyReadOnly(call, what string) error {
 	if s.mayWrite() {
 		return nil
@@ -137,39 +137,39 @@ func (s *Session) DenyReadOnly(call, what string) error {
 	return WithCode(CodeOperationDenied, fault.New(fault.Denied, fault.Call, "read only access prevents %s with %s", FunctionName(call), what))
 }
 
-// end releases the resources that the client left behind.
-func (s *Session) end() {
+// close ends the client's subscriptions, and the work that must not outlive the connection.
+func (s *Session) close() {
 	s.unsubscribeAll()
-	close(s.Gone)
+	close(s.Closed)
 }
 
 // admit lets the client in if its peer has the right to connect.
 func (s *Session) admit() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.Admitted {
+	if s.Authenticated {
 		return nil
 	}
-	gate := s.Client.Server.Gate
+	authorizer := s.Client.Server.Authorizer
 	var err error
 	switch {
-	case !s.Identity.Local: // its certificate has let it in
-	case !s.Client.Server.reception.AsksPolkit(s.Identity):
-		err = s.peer.Admit(s.readOnly || gate.HasRules(), s.Client.Server.groups)
-	case !s.proved:
-		err = fault.New(fault.Denied, fault.Call, "polkit has not said yet that %s may come in", s.Identity)
+	case !s.Identity.Local: // its certificate has admitted it
+	case !s.Client.Server.authenticator.AsksPolkit(s.Identity):
+		err = s.peer.Admit(s.readOnly || authorizer.HasRules(), s.Client.Server.groups)
+	case !s.polkitAllowed:
+		err = fault.New(fault.Denied, fault.Call, "polkit has not authenticated %s yet", s.Identity)
 	}
 	if err == nil {
-		err = gate.Admit(s.Identity)
+		err = authorizer.Admit(s.Identity)
 	}
 	if err != nil {
-		if !s.rejected {
-			s.rejected = true
+		if !s.refusalAudited {
+			s.refusalAudited = true
 			s.Client.Server.Audit.Note(authz.Entry{Principal: s.Identity, API: "libvirt", Call: "AUTH_LIST", Err: err})
 		}
 		return WithCode(codeAuthFailed, err)
 	}
-	s.Admitted = true
+	s.Authenticated = true
 	return nil
 }
 
@@ -185,8 +185,8 @@ func (s *Session) open(uri string, readOnly bool) error {
 	return nil
 }
 
-// address is the name of the connection.
-func (s *Session) address() string {
+// uri returns the URI that the client opened.
+func (s *Session) uri() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.URI

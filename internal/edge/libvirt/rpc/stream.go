@@ -16,45 +16,45 @@ import (
 // that number, the server stops reading from the client.
 const StreamQueue = 2
 
-// Causes that a client gives for the end of a stream.
+// Reasons for the end of a stream that come from its client.
 var (
 	errAborted = errors.New("the client aborted the stream")
-	// ErrFinished is what a stream gives once its client has ended it.
+	// ErrFinished: the client has sent all its data, or wants no more.
 	ErrFinished = errors.New("the client finished the stream")
 )
 
-// Stream carries bytes beside a call. It belongs to the call that opened it,
-// and is known by that call's number and serial. Packets of both sides:
+// Stream carries the data of the call that opened it. Its packets have that call's
+// procedure number and serial. Packets of both sides:
 //
 //	CONTINUE data    data, or in a packet of its own type the length of a hole
 //	CONTINUE empty   from the server: no more data, and the stream stays open
 //	OK empty         from the client: finished; answered by OK empty or by ERROR
 //	ERROR            from the client, empty: aborted; answered by OK empty
-//	                 from the server, with the error: the stream is over
+//	                 from the server, with the error: the stream has ended
 //
-// Nothing is granted in advance. The server has one packet outstanding. It stops
-// reading from the client when a stream takes none of the packets that came in.
+// The protocol has no window. The server has one packet in its send queue. It stops
+// reading from the client while the queue of one of its streams is full.
 type Stream struct {
 	Client *Client
 	proc   *xdr.Procedure
 	header xdr.Header // of each packet to the client, except the status
-	Life   context.Context
+	Ctx    context.Context
 	End    context.CancelCauseFunc
 
-	in       chan piece    // packets from the client, never closed
-	took     chan struct{} // a token when something was taken from in, or life ended
-	finished chan struct{} // closed when the client has sent all
-	rest     piece         // of the packet that is being read; the reader's alone
-	held     held          // the client's bytes that are in in and rest
-	Idle     time.Duration // the longest wait for a packet, set by the reader alone; 0: unlimited
+	in       chan streamItem // packets from the client, never closed
+	inSpace  chan struct{}   // holds a token after a packet was taken from in, or Ctx has ended
+	finished chan struct{}   // closed when the client has sent all
+	pending  streamItem      // the rest of the packet that is being read; only the reader uses it
+	unread   unreadBytes     // of the packets in in and pending
+	Idle     time.Duration   // the longest wait for a packet, set by the reader; 0: unlimited
 
 	// Guarded by the lock of the client's streams.
-	hungUp   bool // the client finished or aborted, and waits for an answer
-	aborted  bool
-	released bool             // takes no place among the streams with a running body
-	of       []authz.Resource // the objects of the call that opened it
-	still    func() error     // whether it may go on; nil: no check is needed
-	over     bool             // the body has returned, and the client was sent the outcome
+	clientDone bool // the client finished or aborted, and waits for an answer
+	aborted    bool
+	released   bool             // no longer counted as a stream with a running body
+	objects    []authz.Resource // the objects of the call that opened it
+	recheck    func() error     // whether the current rules still allow it; nil: no check is needed
+	ended      bool             // the body has returned, and the client has not finished the stream yet
 }
 
 // newStream makes the stream of a call; its packets carry the call's number and serial.
@@ -62,64 +62,64 @@ func newStream(c *Client, proc *xdr.Procedure, h xdr.Header) *Stream {
 	h.Type = xdr.TypeStream
 	st := &Stream{
 		Client: c, proc: proc, header: h,
-		in: make(chan piece, StreamQueue), took: make(chan struct{}, 1), finished: make(chan struct{}),
+		in: make(chan streamItem, StreamQueue), inSpace: make(chan struct{}, 1), finished: make(chan struct{}),
 	}
-	st.Life, st.End = context.WithCancelCause(c.Life)
-	st.held.client = c
-	context.AfterFunc(st.Life, func() { st.held.end(); mark(st.took) })
+	st.Ctx, st.End = context.WithCancelCause(c.Ctx)
+	st.unread.client = c
+	context.AfterFunc(st.Ctx, func() { st.unread.end(); signal(st.inSpace) })
 	return st
 }
 
-// piece is the content of one packet: data or, in a sparse stream, the length of a hole.
-type piece struct {
+// streamItem is the content of one packet: data or, in a sparse stream, the length of a hole.
+type streamItem struct {
 	data []byte
-	size int // bytes that the client is counted for it
+	size int // bytes that the client is charged for it
 	hole int64
 }
 
-// held counts the bytes that a client has sent to a stream and the stream has not taken yet.
-type held struct {
+// unreadBytes counts the bytes that a client has sent to a stream and the stream has not taken yet.
+type unreadBytes struct {
 	client *Client
 
-	mu    sync.Mutex
-	bytes int
-	over  bool // the stream is, and nothing is counted any more
+	mu     sync.Mutex
+	bytes  int
+	closed bool // the stream has ended, and nothing is counted any more
 }
 
-// add counts n more bytes, unless the stream is over.
-func (h *held) add(n int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.over {
-		h.bytes += n
-		h.client.Server.Memory.Take(h.client, n)
+// add counts n more bytes, unless the stream has ended.
+func (u *unreadBytes) add(n int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.closed {
+		u.bytes += n
+		u.client.Server.Memory.Charge(u.client, n)
 	}
 }
 
-// remove subtracts n bytes, unless the stream is over.
-func (h *held) remove(n int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.over {
-		h.bytes -= n
-		h.client.Server.Memory.Give(h.client, n)
+// remove subtracts n bytes, unless the stream has ended.
+func (u *unreadBytes) remove(n int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.closed {
+		u.bytes -= n
+		u.client.Server.Memory.Release(u.client, n)
 	}
 }
 
-// end gives back all counted bytes and stops the count.
-func (h *held) end() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.over {
-		h.over = true
-		h.client.Server.Memory.Give(h.client, h.bytes)
+// end releases all counted bytes and stops the count.
+func (u *unreadBytes) end() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.closed {
+		u.closed = true
+		u.client.Server.Memory.Release(u.client, u.bytes)
 	}
 }
 
-func (p piece) empty() bool { return len(p.data) == 0 && p.hole == 0 }
+func (i streamItem) empty() bool { return len(i.data) == 0 && i.hole == 0 }
 
-// Read takes data that the client sent; io.EOF when it has sent all. It is for streams
-// without holes.
+// Read reads data that the client sent; io.EOF when it has sent all. A hole is an error: streams with
+// holes are read with Next first.
 func (st *Stream) Read(p []byte) (int, error) {
 	hole, err := st.Next()
 	if err != nil {
@@ -128,20 +128,20 @@ func (st *Stream) Read(p []byte) (int, error) {
 	if hole > 0 {
 		return 0, fault.New(fault.Invalid, fault.Call, "a hole came in a stream that was not opened as sparse")
 	}
-	n := copy(p, st.rest.data)
-	if st.rest.data = st.rest.data[n:]; len(st.rest.data) == 0 {
-		st.held.remove(st.rest.size)
+	n := copy(p, st.pending.data)
+	if st.pending.data = st.pending.data[n:]; len(st.pending.data) == 0 {
+		st.unread.remove(st.pending.size)
 	}
 	return n, nil
 }
 
-// Next waits until there is something to read. It takes a hole and gives its length;
-// it leaves data for Read.
+// Next waits for a packet. It consumes a hole and returns its length; for data it returns 0,
+// and Read reads the data.
 func (st *Stream) Next() (hole int64, err error) {
-	for st.rest.empty() {
+	for st.pending.empty() {
 		select {
-		case st.rest = <-st.in: // packets that came before the end are read before it
-			mark(st.took)
+		case st.pending = <-st.in: // packets that came before the end are read first
+			signal(st.inSpace)
 			continue
 		default:
 		}
@@ -150,23 +150,23 @@ func (st *Stream) Next() (hole int64, err error) {
 			late = time.After(st.Idle)
 		}
 		select {
-		case st.rest = <-st.in:
-			mark(st.took)
+		case st.pending = <-st.in:
+			signal(st.inSpace)
 		case <-late:
 			return 0, fault.New(fault.Timeout, fault.Call, "nothing more came for %v", st.Idle)
 		case <-st.finished:
 			if len(st.in) == 0 {
 				return 0, io.EOF
 			}
-		case <-st.Life.Done():
-			return 0, context.Cause(st.Life)
+		case <-st.Ctx.Done():
+			return 0, context.Cause(st.Ctx)
 		}
 	}
-	hole, st.rest.hole = st.rest.hole, 0
+	hole, st.pending.hole = st.pending.hole, 0
 	return hole, nil
 }
 
-// Write sends to the client, and returns when the socket has taken it.
+// Write sends data to the client, and returns when the socket has taken it.
 func (st *Stream) Write(p []byte) (int, error) {
 	for sent := 0; sent < len(p); {
 		chunk := p[sent:min(len(p), sent+xdr.StreamData)]
@@ -179,7 +179,7 @@ func (st *Stream) Write(p []byte) (int, error) {
 }
 
 func (st *Stream) writeChunk(chunk []byte) error {
-	if err := context.Cause(st.Life); err != nil {
+	if err := context.Cause(st.Ctx); err != nil {
 		return err
 	}
 	taken := make(chan struct{})
@@ -189,7 +189,7 @@ func (st *Stream) writeChunk(chunk []byte) error {
 
 // WriteHole sends the length of a hole, in a sparse stream.
 func (st *Stream) WriteHole(n int64) error {
-	if err := context.Cause(st.Life); err != nil {
+	if err := context.Cause(st.Ctx); err != nil {
 		return err
 	}
 	h := st.header
@@ -208,8 +208,8 @@ func (st *Stream) await(taken <-chan struct{}) error {
 	select {
 	case <-taken:
 		return nil
-	case <-st.Life.Done():
-		return context.Cause(st.Life)
+	case <-st.Ctx.Done():
+		return context.Cause(st.Ctx)
 	}
 }
 
@@ -233,34 +233,34 @@ func (st *Stream) sendError(err error) {
 	st.Client.send(&outgoing{packet: packet})
 }
 
-// run moves the data, then sends the client the outcome.
+// run runs the body, then sends the client the outcome.
 func (st *Stream) run(body StreamBody) {
-	set := st.Client.Streams
-	err := body(st.Life, st)
+	streams := st.Client.Streams
+	err := body(st.Ctx, st)
 	st.End(ErrFinished)
-	set.release(st)
-	if err == nil && st.proc.Stream != xdr.StreamUp && set.waiting(st) {
+	streams.release(st)
+	if err == nil && st.proc.Stream != xdr.StreamUp && streams.acceptsData(st) {
 		st.send(xdr.StatusContinue, nil, nil)
 	}
-	switch set.conclude(st, err) {
-	case concludeOK:
+	switch streams.finish(st, err) {
+	case outcomeOK:
 		st.send(xdr.StatusOK, nil, nil)
-	case concludeError:
+	case outcomeError:
 		st.sendError(err)
-	case concludeLater:
+	case outcomeLater:
 	}
 }
 
-// hangUp takes the client's last word. It is answered when the body has ended,
-// or at once when it already has.
-func (st *Stream) hangUp(aborted bool) {
-	over, first := st.Client.Streams.hangUp(st, aborted)
+// clientFinished handles the client's last packet. It is answered when the body has ended,
+// or at once if it already has.
+func (st *Stream) clientFinished(aborted bool) {
+	ended, first := st.Client.Streams.clientFinished(st, aborted)
 	if !first {
 		return
 	}
 	close(st.finished)
 	switch {
-	case over:
+	case ended:
 		st.send(xdr.StatusOK, nil, nil)
 	case aborted:
 		st.End(errAborted)
@@ -269,8 +269,8 @@ func (st *Stream) hangUp(aborted bool) {
 	}
 }
 
-// streamPacket passes a packet to its stream. While the stream's queue is full, it waits,
-// and the server reads nothing from the client. It drops packets of ended streams.
+// streamPacket gives a packet to its stream. While the stream's queue is full, it waits,
+// and the server reads nothing from the client. Packets of ended streams are dropped.
 func (c *Client) streamPacket(f *frame) error {
 	st := c.Streams.find(f)
 	if st == nil {
@@ -280,40 +280,40 @@ func (c *Client) streamPacket(f *frame) error {
 	case f.Type == xdr.TypeStreamHole:
 		return c.deliverHole(st, f.payload)
 	case f.Status == xdr.StatusOK:
-		st.hangUp(false)
+		st.clientFinished(false)
 	case f.Status == xdr.StatusError:
-		st.hangUp(true)
+		st.clientFinished(true)
 	case f.Status == xdr.StatusContinue && len(f.payload) > 0:
-		return c.deliver(st, piece{data: f.payload, size: len(f.payload)})
+		return c.deliver(st, streamItem{data: f.payload, size: len(f.payload)})
 	}
 	return nil
 }
 
-// deliverHole queues a hole. One that is none ends the stream.
+// deliverHole queues a hole. An invalid one ends the stream.
 func (c *Client) deliverHole(st *Stream, payload []byte) error {
 	var hole xdr.StreamHole
 	r := xdr.NewReader(payload)
 	if err := hole.Decode(r); err != nil || hole.Length <= 0 || hole.Flags != 0 {
-		st.End(fault.New(fault.Invalid, fault.Call, "a hole of %d bytes, flags 0x%x, is none", hole.Length, hole.Flags))
+		st.End(fault.New(fault.Invalid, fault.Call, "a hole of %d bytes with flags 0x%x is invalid", hole.Length, hole.Flags))
 		return nil
 	}
-	return c.deliver(st, piece{hole: hole.Length})
+	return c.deliver(st, streamItem{hole: hole.Length})
 }
 
-// deliver queues data for the stream's body. If the body takes no data for too long, the
+// deliver queues a packet for the stream's body. If the body takes none for too long, the
 // stream ends, so that the client's other calls can continue.
-func (c *Client) deliver(st *Stream, p piece) error {
-	if st.proc.Stream == xdr.StreamDown || !c.Streams.waiting(st) {
+func (c *Client) deliver(st *Stream, p streamItem) error {
+	if st.proc.Stream == xdr.StreamDown || !c.Streams.acceptsData(st) {
 		return nil
 	}
-	st.held.add(p.size)
-	patience := c.Server.Limits.Stall
-	stalled := time.AfterFunc(patience, func() {
-		st.End(fault.New(fault.Timeout, fault.Call, "the stream took nothing for %v", patience))
+	st.unread.add(p.size)
+	timeout := c.Server.Limits.StreamStall
+	stalled := time.AfterFunc(timeout, func() {
+		st.End(fault.New(fault.Timeout, fault.Call, "the stream took nothing for %v", timeout))
 	})
 	defer stalled.Stop()
-	return c.whileNotReading(st.took, func() bool {
-		if st.Life.Err() != nil {
+	return c.waitReady(st.inSpace, func() bool {
+		if st.Ctx.Err() != nil {
 			return true // dropped
 		}
 		select {

@@ -9,9 +9,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// Lingering bounds the ended streams of a client that it has not finished yet. Some
-// clients never finish a stream; beyond the bound, the oldest are forgotten.
-const Lingering = 256
+// MaxEndedStreams bounds the streams of a client whose body has ended and that the client has not
+// finished yet. Some clients never finish a stream; beyond the bound, the oldest are forgotten.
+const MaxEndedStreams = 256
 
 type streamKey struct {
 	program xdr.Program
@@ -19,14 +19,14 @@ type streamKey struct {
 	serial  uint32
 }
 
-// Streams are the streams of one client, and the guard of their state.
+// Streams are the streams of one client; their lock guards the state of each.
 type Streams struct {
-	limit int // of the streams with a running body
+	limit int // on streams with a running body
 
 	mu     sync.Mutex
 	byKey  map[streamKey]*Stream
-	active int
-	linger []streamKey // their bodies are over; oldest first
+	active int         // streams with a running body
+	ended  []streamKey // whose body has ended; oldest first
 }
 
 // NewStreams makes an empty set of streams; at most limit of them may run.
@@ -36,7 +36,7 @@ func NewStreams(limit int) *Streams {
 
 func keyOf(h xdr.Header) streamKey { return streamKey{h.Program, h.Proc, h.Serial} }
 
-// Open adds the stream of a call, or nil for a call that has none.
+// Open adds the stream of a call. It returns nil for a call without a stream.
 func (s *Streams) Open(c *Client, proc *xdr.Procedure, h xdr.Header) (*Stream, error) {
 	if proc.Stream == xdr.StreamNone {
 		return nil, nil
@@ -47,8 +47,8 @@ func (s *Streams) Open(c *Client, proc *xdr.Procedure, h xdr.Header) (*Stream, e
 		return nil, fault.New(fault.NoCapacity, fault.Call, "%d streams are open on this connection; finish one first", s.active)
 	}
 	key := keyOf(h)
-	if old := s.byKey[key]; old != nil && !old.over {
-		return nil, rpcFault("serial %d is that of an open stream", h.Serial)
+	if old := s.byKey[key]; old != nil && !old.ended {
+		return nil, rpcFault("serial %d belongs to an open stream", h.Serial)
 	}
 	st := newStream(c, proc, h)
 	s.byKey[key] = st
@@ -56,14 +56,14 @@ func (s *Streams) Open(c *Client, proc *xdr.Procedure, h xdr.Header) (*Stream, e
 	return st, nil
 }
 
-// find gives the stream that a packet is for, or nil.
+// find returns the stream that a packet is for, or nil.
 func (s *Streams) find(f *frame) *Stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byKey[keyOf(f.Header)]
 }
 
-// remove takes a stream out, if it is in; with the lock held.
+// remove forgets a stream; it is called with the lock held.
 func (s *Streams) remove(st *Stream) {
 	if s.byKey[keyOf(st.header)] != st {
 		return
@@ -72,7 +72,7 @@ func (s *Streams) remove(st *Stream) {
 	s.free(st)
 }
 
-// free gives a stream's place to others, once; with the lock held.
+// free ends the count of a stream as one with a running body; it is called with the lock held.
 func (s *Streams) free(st *Stream) {
 	if !st.released {
 		st.released = true
@@ -80,7 +80,8 @@ func (s *Streams) free(st *Stream) {
 	}
 }
 
-// release notes that the body has ended, before its client can know.
+// release notes that the body has ended. It is called before the client is told, so that the client can open
+// another stream at once.
 func (s *Streams) release(st *Stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,98 +99,98 @@ func (s *Streams) drop(st *Stream) {
 	st.End(errAborted)
 }
 
-// waiting reports whether the client may still send, and has not hung up.
-func (s *Streams) waiting(st *Stream) bool {
+// acceptsData reports whether the body still runs and the client has not finished or aborted the stream.
+func (s *Streams) acceptsData(st *Stream) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.byKey[keyOf(st.header)] == st && !st.hungUp && !st.over
+	return s.byKey[keyOf(st.header)] == st && !st.clientDone && !st.ended
 }
 
-// hangUp notes that the client sent its last packet. It reports whether that was the
-// first time, and whether the body had ended, so that the stream is gone.
-func (s *Streams) hangUp(st *Stream, aborted bool) (over, first bool) {
+// clientFinished notes that the client sent its last packet. It reports whether that was the
+// first time, and whether the body had ended: then the stream is forgotten.
+func (s *Streams) clientFinished(st *Stream, aborted bool) (ended, first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if st.hungUp {
-		return st.over, false
+	if st.clientDone {
+		return st.ended, false
 	}
-	st.hungUp, st.aborted = true, aborted
-	if st.over {
+	st.clientDone, st.aborted = true, aborted
+	if st.ended {
 		s.remove(st)
 	}
-	return st.over, true
+	return st.ended, true
 }
 
-// conclusion is the message that a client must get when a stream's body has ended.
-type conclusion int
+// outcome is the packet that a client must get when a stream's body has ended.
+type outcome int
 
 const (
-	// concludeLater sends nothing now: the answer follows when the client finishes the stream, if at all.
-	concludeLater conclusion = iota
-	// concludeOK answers a client that finished or aborted the stream with an empty OK packet.
-	concludeOK
-	// concludeError sends the client the error that ended the body.
-	concludeError
+	// outcomeLater sends nothing now: the answer follows when the client finishes the stream, if at all.
+	outcomeLater outcome = iota
+	// outcomeOK answers a client that finished or aborted the stream with an empty OK packet.
+	outcomeOK
+	// outcomeError sends the client the error that ended the body.
+	outcomeError
 )
 
-// conclude notes that the body has ended with err.
-func (s *Streams) conclude(st *Stream, err error) conclusion {
+// finish notes that the body has ended with err, and returns what to tell the client.
+func (s *Streams) finish(st *Stream, err error) outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byKey[keyOf(st.header)] != st {
-		return concludeLater
+		return outcomeLater
 	}
-	stopped := st.aborted || st.hungUp && st.proc.Stream == xdr.StreamDown
+	stopped := st.aborted || st.clientDone && st.proc.Stream == xdr.StreamDown
 	switch {
-	case st.hungUp && (err == nil || stopped):
+	case st.clientDone && (err == nil || stopped):
 		s.remove(st)
-		return concludeOK
+		return outcomeOK
 	case err != nil:
 		s.remove(st)
-		return concludeError
+		return outcomeError
 	}
-	st.over = true
-	s.retire(keyOf(st.header))
-	return concludeLater
+	st.ended = true
+	s.keepEnded(keyOf(st.header))
+	return outcomeLater
 }
 
-// retire keeps an ended stream until its client finishes it. Beyond a bounded number of
-// such streams, it forgets the oldest.
-func (s *Streams) retire(key streamKey) {
-	s.linger = append(s.linger, key)
-	if len(s.linger) <= Lingering {
+// keepEnded keeps an ended stream until its client finishes it. Beyond MaxEndedStreams it
+// forgets the oldest.
+func (s *Streams) keepEnded(key streamKey) {
+	s.ended = append(s.ended, key)
+	if len(s.ended) <= MaxEndedStreams {
 		return
 	}
-	oldest := s.linger[0]
-	s.linger = s.linger[1:]
-	if st := s.byKey[oldest]; st != nil && st.over {
+	oldest := s.ended[0]
+	s.ended = s.ended[1:]
+	if st := s.byKey[oldest]; st != nil && st.ended {
 		delete(s.byKey, oldest)
 	}
 }
 
-// Guard ends a stream when the rules forbid it. The rules may have changed since its
-// call was allowed.
-func (s *Streams) Guard(st *Stream, of []authz.Resource, still func() error) {
-	if st == nil || still == nil {
+// SetRecheck sets the check of a stream against the rules, and makes it once: the rules may have
+// changed since the call was authorized, before endDenied could find the stream.
+func (s *Streams) SetRecheck(st *Stream, objects []authz.Resource, recheck func() error) {
+	if st == nil || recheck == nil {
 		return
 	}
 	s.mu.Lock()
-	st.of, st.still = of, still
+	st.objects, st.recheck = objects, recheck
 	s.mu.Unlock()
-	if err := still(); err != nil {
+	if err := recheck(); err != nil {
 		st.End(err)
 	}
 }
 
-// endDenied ends the streams that the rules no longer allow: of one guest, by its UUID, or all.
+// endDenied ends the streams that the rules no longer allow. It checks those on one guest, by its UUID, or all.
 func (s *Streams) endDenied(uuid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, st := range s.byKey {
-		if st.over || st.still == nil || uuid != "" && !slices.ContainsFunc(st.of, func(o authz.Resource) bool { return o.Is(uuid) }) {
+		if st.ended || st.recheck == nil || uuid != "" && !slices.ContainsFunc(st.objects, func(o authz.Resource) bool { return o.Is(uuid) }) {
 			continue
 		}
-		if err := st.still(); err != nil {
+		if err := st.recheck(); err != nil {
 			st.End(err)
 		}
 	}
@@ -200,7 +201,7 @@ func (s *Streams) endAll(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, st := range s.byKey {
-		if !st.over {
+		if !st.ended {
 			st.End(cause)
 		}
 	}

@@ -7,16 +7,16 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// Absence is a virsh command with calls that are not built, and the remedy instead.
-type Absence struct {
-	Command, instead string
-	// Calls are the names of its calls, or with a * at the end how they begin.
+// UnbuiltCommand is a virsh command that is not built, and what a user can do instead.
+type UnbuiltCommand struct {
+	Command, alternative string
+	// Calls are the names of its calls, with blanks between them. A * at the end stands for any rest.
 	Calls string
 }
 
-// Absences name the features that are not built, in words that users know. The first
-// entry that lists a call counts.
-var Absences = []Absence{
+// UnbuiltCommands name the features that are not built, in words that users know. The first
+// entry that matches a call counts.
+var UnbuiltCommands = []UnbuiltCommand{
 	{"virsh migrate", "move the guest with virsh save and restore over shared storage", "DOMAIN_MIGRATE_*"},
 	{"a login by SASL", "use certificates (lodged --tls) or the host's own sockets", "AUTH_SASL_*"},
 	{"reading a guest's disk or memory", "use virsh dump, or qemu-img on a volume of a guest that is off", "DOMAIN_BLOCK_PEEK DOMAIN_MEMORY_PEEK"},
@@ -88,35 +88,35 @@ var Absences = []Absence{
 // ErrNotBuilt is the error for a call that is not built.
 func ErrNotBuilt(p *xdr.Procedure) error {
 	text := FunctionName(p.Name) + " is not built; leave it out"
-	if a, ok := AbsenceOf(p.Name); ok {
-		text = a.Command + " is not built; " + a.instead
+	if u, ok := UnbuiltCommandOf(p.Name); ok {
+		text = u.Command + " is not built; " + u.alternative
 	}
 	return WithCode(CodeNoSupport, fault.New(fault.Unsupported, fault.Call, "%s", text))
 }
 
-// AbsenceOf finds why a call is not served; false: it is.
-func AbsenceOf(call string) (Absence, bool) {
-	for _, a := range Absences {
-		for name := range strings.FieldsSeq(a.Calls) {
-			begin, many := strings.CutSuffix(name, "*")
-			if name == call || many && strings.HasPrefix(call, begin) {
-				return a, true
+// UnbuiltCommandOf returns the command that a call belongs to; false: no entry matches.
+func UnbuiltCommandOf(call string) (UnbuiltCommand, bool) {
+	for _, u := range UnbuiltCommands {
+		for name := range strings.FieldsSeq(u.Calls) {
+			prefix, many := strings.CutSuffix(name, "*")
+			if name == call || many && strings.HasPrefix(call, prefix) {
+				return u, true
 			}
 		}
 	}
-	return Absence{}, false
+	return UnbuiltCommand{}, false
 }
 
-// capitals are the parts of a call's name that libvirt's functions write in capital
-// letters, or in another spelling.
+// capitals are the parts of a call's name that libvirt's functions do not write with only the
+// first letter in upper case.
 var capitals = map[string]string{
 	"XML": "XML", "CPU": "CPU", "UUID": "UUID", "ID": "ID", "OS": "OS", "MAC": "MAC", "URI": "URI", "FD": "FD", "FDS": "FDs",
 	"VCPU": "Vcpu", "VCPUS": "Vcpus", "IOTHREAD": "IOThread", "FS": "FS", "SSH": "SSH", "SEV": "SEV", "PM": "PM", "DHCP": "DHCP",
 	"NWFILTER": "NWFilter", "SCSI": "SCSI", "WWN": "WWN", "JSON": "JSON",
 }
 
-// FunctionName writes a call's name as libvirt's library has it: DOMAIN_GET_STATE is
-// virDomainGetState.
+// FunctionName returns the name of the function of libvirt's library that makes a call:
+// virDomainGetState for DOMAIN_GET_STATE.
 func FunctionName(call string) string {
 	var name strings.Builder
 	name.WriteString("vir")

@@ -7,10 +7,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// FormatUUID returns the form that the rest of Lodge uses: lower-case, with dashes.
+// FormatUUID returns a UUID as the other packages write it: lower-case, with dashes.
 func FormatUUID(id xdr.UUID) string { return uuid.UUID(id).String() }
 
-// ParseUUID reads an object's UUID from another package; bad text is that package's mistake.
+// ParseUUID parses the UUID of an object of another package. An invalid one is an internal error.
 func ParseUUID(text string) (xdr.UUID, error) {
 	id, err := uuid.Parse(text)
 	return xdr.UUID(id), fault.Wrap(err, fault.Internal, fault.Call, "%q is not a UUID", text)

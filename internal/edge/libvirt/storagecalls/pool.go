@@ -23,8 +23,7 @@ const (
 	poolXMLInactive    = 1
 )
 
-// Filters of listing pools. Those of one line exclude each other only when
-// both are left out.
+// Filter flags for listing pools, in pairs: with neither or both of a pair, every pool passes it.
 const (
 	poolListInactive    = 1 << 0
 	poolListActive      = 1 << 1
@@ -35,15 +34,15 @@ const (
 	poolListAll         = 1<<20 - 1
 )
 
-// poolListTypes are the filters by type. The types that are not built have
-// bits too, and no pools.
+// poolListTypes are the filter flags by type. Types that are not built have flags, too,
+// and match no pool.
 var poolListTypes = map[volume.Type]uint32{
 	volume.Dir: 1 << 6, volume.FS: 1 << 7, volume.NetFS: 1 << 8, volume.Logical: 1 << 9, volume.Disk: 1 << 10,
 }
 
 const poolListAnyType = poolListAll &^ (1<<6 - 1)
 
-// poolStates are libvirt's numbers of states.
+// poolStates are libvirt's numbers of the states of pools.
 var poolStates = map[volume.State]byte{volume.Inactive: 0, volume.Building: 1, volume.Running: 2, volume.Inaccessible: 4}
 
 // PoolCalls read, change, start and stop storage pools.
@@ -78,12 +77,12 @@ func PoolCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcStoragePoolListAllVolumes, poolListAllVolumes)
 }
 
-// FindPool finds a pool by the UUID that a client names.
+// FindPool finds the pool that a client names, by its UUID.
 func FindPool(h *rpc.Handlers, p xdr.StoragePool) (*volume.Pool, error) {
 	return h.Pools.ByUUID(rpc.FormatUUID(p.UUID))
 }
 
-// poolReply gives a pool as calls return it, or passes an error on.
+// poolReply returns the reply of calls that return a pool, or the error.
 func poolReply(p *volume.Pool, err error) (*xdr.WithPool, error) {
 	if err != nil {
 		return nil, err
@@ -103,7 +102,7 @@ func listAllPools(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.
 	}
 	ret := &xdr.ConnectListAllStoragePoolsRet{}
 	for _, p := range h.Pools.List() {
-		if !poolMatches(p.View(), args.Flags) || !s.SeesPool(p) {
+		if !poolMatches(p.View(), args.Flags) || !s.CanSeePool(p) {
 			continue
 		}
 		ret.Count++
@@ -118,8 +117,8 @@ func listAllPools(_ context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.
 	return ret, nil
 }
 
-// poolMatches says whether a pool passes the filters. If any bit of a group is set, the
-// pool must match one of the set bits.
+// poolMatches reports whether a pool passes the filters. If any flag of a group is set, the
+// pool must match one of the set flags.
 func poolMatches(v volume.View, flags uint32) bool {
 	fits := func(group, bit uint32) bool { return flags&group == 0 || flags&bit != 0 }
 	either := func(is bool, yes, no uint32) bool {
@@ -134,11 +133,11 @@ func poolMatches(v volume.View, flags uint32) bool {
 		fits(poolListAnyType, poolListTypes[v.Type])
 }
 
-// poolNames gives the names of active or of inactive pools, up to a number.
-func poolNames(h *rpc.Handlers, s *rpc.Session, active bool, most int32) []string {
+// poolNames returns at most limit names of the active or of the inactive pools that the client may see.
+func poolNames(h *rpc.Handlers, s *rpc.Session, active bool, limit int32) []string {
 	var names []string
 	for _, p := range h.Pools.List() {
-		if p.View().Active() == active && len(names) < int(most) && s.SeesPool(p) {
+		if p.View().Active() == active && len(names) < int(limit) && s.CanSeePool(p) {
 			names = append(names, p.Name())
 		}
 	}
@@ -208,30 +207,30 @@ func poolCreateXML(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *x
 	if err := rpc.CheckFlags("STORAGE_POOL_CREATE_XML", args.Flags, poolCreateAll); err != nil {
 		return nil, err
 	}
-	build, err := buildOf(args.Flags)
+	build, err := buildMode(args.Flags)
 	if err != nil {
 		return nil, err
 	}
 	p, err := h.Pools.Create(ctx, s.Scope, args.XML, false, build)
-	return poolReply(p, rpc.OfStorage(err))
+	return poolReply(p, rpc.StorageError(err))
 }
 
 func poolCreate(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.WithPoolFlags) (*rpc.Void, error) {
 	if err := rpc.CheckFlags("STORAGE_POOL_CREATE", args.Flags, poolCreateAll); err != nil {
 		return nil, err
 	}
-	build, err := buildOf(args.Flags)
+	build, err := buildMode(args.Flags)
 	if err != nil {
 		return nil, err
 	}
-	return onPool(h, args.Pool, func(p *volume.Pool) error { return rpc.OfStorage(p.Start(ctx, s.Scope, build)) })
+	return onPool(h, args.Pool, func(p *volume.Pool) error { return rpc.StorageError(p.Start(ctx, s.Scope, build)) })
 }
 
-// buildOf reads the flags for creating a pool. Two of them exclude each other.
-func buildOf(flags uint32) (volume.Build, error) {
+// buildMode returns how to build a pool, from the flags for creating one.
+func buildMode(flags uint32) (volume.Build, error) {
 	switch overwrite, keep := flags&poolCreateWithBuildOverwrite != 0, flags&poolCreateWithBuildNoOverwrite != 0; {
 	case overwrite && keep:
-		return 0, fault.New(fault.Invalid, fault.Call, "to overwrite and not to overwrite exclude each other")
+		return 0, errOverwriteFlags()
 	case overwrite:
 		return volume.Overwrite, nil
 	case keep:
@@ -246,19 +245,23 @@ func poolBuild(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.W
 	if err := rpc.CheckFlags("STORAGE_POOL_BUILD", args.Flags, poolBuildOverwrite|poolBuildNoOverwrite); err != nil {
 		return nil, err
 	}
-	how := volume.MakeTarget
+	mode := volume.MakeTarget
 	switch args.Flags {
 	case poolBuildOverwrite:
-		how = volume.Overwrite
+		mode = volume.Overwrite
 	case poolBuildNoOverwrite:
-		how = volume.KeepExisting
+		mode = volume.KeepExisting
 	case poolBuildOverwrite | poolBuildNoOverwrite:
-		return nil, fault.New(fault.Invalid, fault.Call, "to overwrite and not to overwrite exclude each other")
+		return nil, errOverwriteFlags()
 	}
-	return onPool(h, args.Pool, func(p *volume.Pool) error { return p.Build(ctx, s.Scope, how) })
+	return onPool(h, args.Pool, func(p *volume.Pool) error { return p.Build(ctx, s.Scope, mode) })
 }
 
-// onPool finds the pool that a client names and runs one function on it.
+func errOverwriteFlags() error {
+	return fault.New(fault.Invalid, fault.Call, "the flags overwrite and no-overwrite exclude each other")
+}
+
+// onPool finds the pool that a client names and runs a function on it.
 func onPool(h *rpc.Handlers, named xdr.StoragePool, do func(*volume.Pool) error) (*rpc.Void, error) {
 	p, err := FindPool(h, named)
 	if err != nil {
@@ -309,7 +312,7 @@ func poolXML(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.Wit
 		return nil, err
 	}
 	p.Fresh(ctx)
-	doc, err := rpc.InTurn(ctx, func() (string, error) { return p.XML(args.Flags&poolXMLInactive != 0) })
+	doc, err := rpc.RunFair(ctx, func() (string, error) { return p.XML(args.Flags&poolXMLInactive != 0) })
 	return &xdr.WithXML{XML: doc}, err
 }
 
@@ -347,7 +350,7 @@ func poolIsPersistent(_ context.Context, h *rpc.Handlers, _ *rpc.Request, args *
 	return &xdr.WithPersistent{Persistent: p.View().Persistent}, nil
 }
 
-// poolVolumes gives the volumes of an active pool.
+// poolVolumes returns the volumes of an active pool.
 func poolVolumes(h *rpc.Handlers, named xdr.StoragePool) ([]*volume.Volume, error) {
 	p, err := FindPool(h, named)
 	if err != nil {

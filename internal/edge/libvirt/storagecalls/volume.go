@@ -25,10 +25,10 @@ const (
 
 	volumeInfoPhysical = 1
 
-	VolumeStreamSparse = 1 // of uploads and downloads alike
+	VolumeStreamSparse = 1 // of uploads and downloads
 )
 
-// wipeAlgorithms are libvirt's, by number. Two are built.
+// wipeAlgorithms are libvirt's, by number. Zero and trim are built.
 var wipeAlgorithms = []string{"zero", "nnsa", "dod", "bsi", "gutmann", "schneier", "pfitzner7", "pfitzner33", "random", "trim"}
 
 const (
@@ -36,7 +36,7 @@ const (
 	wipeTrim = 9
 )
 
-// volumeTypes are libvirt's numbers of kinds.
+// volumeTypes are libvirt's numbers of the types of volumes.
 var volumeTypes = map[volume.Kind]byte{volume.File: 0, volume.Block: 1, volume.Directory: 2}
 
 // VolumeCalls read, create, delete and transfer storage volumes.
@@ -58,12 +58,12 @@ func VolumeCalls(g rpc.Group) {
 	rpc.OnStream(g, xdr.ProcStorageVolDownload, volumeDownload)
 }
 
-// WireVolume gives a volume's pool, name and key as they travel.
+// WireVolume returns a volume's pool, name and key as messages have them.
 func WireVolume(v *volume.Volume) xdr.StorageVol {
 	return xdr.StorageVol{Pool: v.Pool, Name: v.Name, Key: v.Key()}
 }
 
-// volumeReply gives a volume as calls return it, or passes an error on.
+// volumeReply returns the reply of calls that return a volume, or the error.
 func volumeReply(v *volume.Volume, err error) (*xdr.WithVolume, error) {
 	if err != nil {
 		return nil, err
@@ -71,10 +71,10 @@ func volumeReply(v *volume.Volume, err error) (*xdr.WithVolume, error) {
 	return &xdr.WithVolume{Volume: WireVolume(v)}, nil
 }
 
-// poolOf finds the pool that a volume names.
+// poolOf finds the pool of the volume that a client names.
 func poolOf(h *rpc.Handlers, v xdr.StorageVol) (*volume.Pool, error) { return h.Pools.ByName(v.Pool) }
 
-// findVolume finds a volume and refreshes its recorded state.
+// findVolume finds the volume that a client names, and reads its present state if the file system answers at once.
 func findVolume(ctx context.Context, h *rpc.Handlers, named xdr.StorageVol) (*volume.Volume, error) {
 	p, err := poolOf(h, named)
 	if err != nil {
@@ -209,7 +209,7 @@ func volumeXML(ctx context.Context, h *rpc.Handlers, _ *rpc.Request, args *xdr.W
 	if err != nil {
 		return nil, err
 	}
-	doc, err := rpc.InTurn(ctx, v.XML)
+	doc, err := rpc.RunFair(ctx, v.XML)
 	return &xdr.WithXML{XML: doc}, err
 }
 
@@ -242,7 +242,7 @@ func volumeUpload(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xd
 		move = receiveSparse
 	}
 	return nil, func(_ context.Context, st *rpc.Stream) error {
-		st.Idle = st.Client.Server.Limits.Idle
+		st.Idle = st.Client.Server.Limits.UploadIdle
 		if err := move(up, st); err != nil {
 			up.Abort()
 			return err

@@ -12,8 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// DomainLifeCalls define, start, stop and forget domains.
-func DomainLifeCalls(g rpc.Group) {
+// DomainLifecycleCalls define, start, stop and undefine domains.
+func DomainLifecycleCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainDefineXML, domainDefineXML)
 	rpc.On(g, xdr.ProcDomainDefineXMLFlags, domainDefineXMLFlags)
 	rpc.On(g, xdr.ProcDomainCreate, domainCreate)
@@ -26,10 +26,10 @@ func DomainLifeCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainShutdown, domainCall(func(ctx context.Context, g *guest.Guest, sc scope.Scope) error {
 		return guest.Shutdown(ctx, g, sc, guest.ShutdownDefault)
 	}))
-	rpc.On(g, xdr.ProcDomainShutdownFlags, flaggedCall("DOMAIN_SHUTDOWN_FLAGS", byACPI|byAgent, func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
+	rpc.On(g, xdr.ProcDomainShutdownFlags, flaggedCall("DOMAIN_SHUTDOWN_FLAGS", shutdownACPI|shutdownAgent, func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
 		return guest.Shutdown(ctx, g, sc, shutdownMode(flags))
 	}))
-	rpc.On(g, xdr.ProcDomainReboot, flaggedCall("DOMAIN_REBOOT", byACPI|byAgent, func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
+	rpc.On(g, xdr.ProcDomainReboot, flaggedCall("DOMAIN_REBOOT", shutdownACPI|shutdownAgent, func(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
 		return guest.Reboot(ctx, g, sc, shutdownMode(flags))
 	}))
 	rpc.On(g, xdr.ProcDomainReset, flaggedCall("DOMAIN_RESET", 0, func(ctx context.Context, sc scope.Scope, g *guest.Guest, _ uint32) error {
@@ -61,7 +61,7 @@ func DomainLifeCalls(g rpc.Group) {
 const defineValidate = 1
 
 func domainDefineXML(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainDefineXMLArgs) (*xdr.DomainDefineXMLRet, error) {
-	return reference(guest.Define(ctx, h.Guests, s.Scope, args.XML, false))
+	return domainReply(guest.Define(ctx, h.Guests, s.Scope, args.XML, false))
 }
 
 func domainDefineXMLFlags(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainDefineXMLFlagsArgs) (*xdr.DomainDefineXMLFlagsRet, error) {
@@ -70,14 +70,14 @@ func domainDefineXMLFlags(ctx context.Context, h *rpc.Handlers, s *rpc.Request, 
 	}
 	validate := args.Flags&defineValidate != 0
 	g, err := guest.Define(ctx, h.Guests, s.Scope, args.XML, validate)
-	return reference(g, asValidation(args.XML, validate, err))
+	return domainReply(g, validationError(args.XML, validate, err))
 }
 
-// startOptions reads the flags of a start. An autodestroy guest is destroyed when the
-// session's connection ends, if the rules let the session end the guest then.
+// startOptions converts the flags of a start. An auto-destroy guest is destroyed when the
+// session's connection ends, if the rules let the client stop the guest then.
 func startOptions(s *rpc.Session, flags uint32) launch.StartOptions {
 	return launch.StartOptions{
-		Paused: flags&rpc.StartPaused != 0, AutoDestroy: flags&rpc.StartAutoDestroy != 0, Owner: s.Gone, OwnerMayDestroy: s.MayStop,
+		Paused: flags&rpc.StartPaused != 0, AutoDestroy: flags&rpc.StartAutoDestroy != 0, Owner: s.Closed, OwnerMayDestroy: s.CheckStop,
 		BypassCache: flags&rpc.StartBypassCache != 0, ForceBoot: flags&rpc.StartForceBoot != 0,
 		Validate: flags&rpc.StartValidate != 0, ResetNVRAM: flags&rpc.StartResetNVRAM != 0,
 	}
@@ -100,7 +100,7 @@ func domainCreateWithFlags(ctx context.Context, h *rpc.Handlers, s *rpc.Request,
 	if err != nil {
 		return nil, err
 	}
-	return reference(g, launch.Start(ctx, g, s.Scope, startOptions(s.Session, args.Flags)))
+	return domainReply(g, launch.Start(ctx, g, s.Scope, startOptions(s.Session, args.Flags)))
 }
 
 func domainCreateXML(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainCreateXMLArgs) (*xdr.DomainCreateXMLRet, error) {
@@ -110,11 +110,11 @@ func domainCreateXML(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args 
 	}
 	o := startOptions(s.Session, args.Flags)
 	g, err := guest.Create(ctx, h.Guests, s.Scope, args.XML, o)
-	return reference(g, asValidation(args.XML, o.Validate, err))
+	return domainReply(g, validationError(args.XML, o.Validate, err))
 }
 
-// refuseFiles refuses descriptors that came for a guest: they are for the first
-// process of a container, which a machine does not have.
+// refuseFiles refuses descriptors that came with a start: they are for the first
+// process of a container, and a virtual machine has none.
 func refuseFiles(files []*os.File) error {
 	if len(files) == 0 {
 		return nil
@@ -136,17 +136,17 @@ func domainCreateXMLWithFiles(ctx context.Context, h *rpc.Handlers, s *rpc.Reque
 	return domainCreateXML(ctx, h, s, args)
 }
 
-// Ways to ask a guest to go down.
+// Flags for shutting down and rebooting: how to ask the guest.
 const (
-	byACPI  = 1
-	byAgent = 2
+	shutdownACPI  = 1
+	shutdownAgent = 2
 )
 
 func shutdownMode(flags uint32) guest.ShutdownMode {
 	switch flags {
-	case byACPI:
+	case shutdownACPI:
 		return guest.ShutdownACPI
-	case byAgent:
+	case shutdownAgent:
 		return guest.ShutdownAgent
 	}
 	return guest.ShutdownDefault
@@ -154,7 +154,7 @@ func shutdownMode(flags uint32) guest.ShutdownMode {
 
 const destroyGraceful = 1
 
-// Flags that say which state goes with a definition, and which stays.
+// Flags for undefining: which state is removed with the definition, and which is kept.
 const (
 	undefineManagedSave = 1
 	undefineSnapshots   = 2
@@ -168,10 +168,10 @@ const (
 
 func undefine(ctx context.Context, sc scope.Scope, g *guest.Guest, flags uint32) error {
 	if flags&(undefineNVRAM|undefineKeepNVRAM) == undefineNVRAM|undefineKeepNVRAM {
-		return fault.New(fault.Invalid, fault.Call, "flags to remove and to keep the nvram exclude each other")
+		return fault.New(fault.Invalid, fault.Call, "the flags to remove and to keep the UEFI variables exclude each other")
 	}
 	if flags&(undefineTPM|UndefineKeepTPM) == undefineTPM|UndefineKeepTPM {
-		return fault.New(fault.Invalid, fault.Call, "flags to remove and to keep the TPM's state exclude each other")
+		return fault.New(fault.Invalid, fault.Call, "the flags to remove and to keep the TPM's state exclude each other")
 	}
 	return guest.Undefine(ctx, g, sc, guest.UndefineOptions{
 		ManagedSave: flags&undefineManagedSave != 0, Snapshots: flags&undefineSnapshots != 0,
@@ -185,7 +185,7 @@ func domainRename(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xd
 		return nil, err
 	}
 	if args.NewName == nil {
-		return nil, fault.New(fault.Invalid, fault.Call, "a domain cannot be without a name")
+		return nil, fault.New(fault.Invalid, fault.Call, "a domain must have a name")
 	}
 	g, err := FindGuest(h, args.Domain)
 	if err != nil {

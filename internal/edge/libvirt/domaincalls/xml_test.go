@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// TestShown: which of a guest's definitions each flag shows, and how.
-func TestShown(t *testing.T) {
+// TestSelectDefinition_Flags: which of a guest's definitions each flag shows, and how.
+func TestSelectDefinition_Flags(t *testing.T) {
 	runs, kept := new(domain.Definition), new(domain.Definition)
 	off := &guest.View{ID: -1, Inactive: kept}
 	transient := &guest.View{ID: 7, Active: runs}
@@ -37,13 +37,13 @@ func TestShown(t *testing.T) {
 		{both, rpc.XMLUpdateCPU, runs, live},
 		{both, rpc.XMLMigratable, runs, secure(bare)},
 	} {
-		if def, style := shown(c.view, c.flags); def != c.want || style != c.style {
+		if def, style := selectDefinition(c.view, c.flags); def != c.want || style != c.style {
 			t.Errorf("flags %d of %d: the kept one %v, %+v", c.flags, c.view.ID, def == kept, style)
 		}
 	}
 }
 
-func TestHostModelIsWrittenOut(t *testing.T) {
+func TestWithHostModel_Expanded(t *testing.T) {
 	caps := &qemucaps.Capabilities{Accelerators: []qemucaps.Accelerator{
 		{
 			Name: "kvm", Usable: true, Models: []qemucaps.CPUModel{{Name: "Haswell", Features: []string{"abm", "fpu", "rtm"}}},

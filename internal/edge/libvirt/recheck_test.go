@@ -20,14 +20,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// admitted returns the context of a call by the restricted client. The call is admitted now, and runs later.
-func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) scope.Scope {
+// admitted returns the scope of a call by the restricted client. The call is authorized now, and runs later.
+func (h *restrictedServer) admitted(t *testing.T, number int32, args xdr.Message) scope.Scope {
 	t.Helper()
 	near, far := net.Pipe()
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 	s := rpc.NewClient(h.server, far, false).Session
 	s.Identity = authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002})
-	sc, c, err := s.Allow(xdr.Lookup(xdr.ProgramRemote, number), args)
+	sc, c, err := s.Authorize(xdr.Lookup(xdr.ProgramRemote, number), args)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,11 +35,11 @@ func (h *heldHouse) admitted(t *testing.T, number int32, args xdr.Message) scope
 	return sc
 }
 
-// Calls that name a guest are admitted. Before they run, other users take from the guest the objects that they had
-// given it. The calls must be judged again.
+// Calls that name a guest are authorized. Before they run, other users remove a disk from the guest, and then the
+// guest. The rules must be checked again.
 // Promise: A1
-func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
-	h := newHeldHouse(t)
+func TestRights_RecheckedBeforeRun(t *testing.T) {
+	h := newRestrictedServer(t)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -47,49 +47,49 @@ func TestWhatACallNamesIsJudgedWhenItsTurnComes(t *testing.T) {
 		}
 	}
 	define := func(sc scope.Scope, doc string) error {
-		_, err := guest.Define(t.Context(), h.rooms.Guests, sc, doc, false)
+		_, err := guest.Define(t.Context(), h.backends.Guests, sc, doc, false)
 		return err
 	}
 	disk := "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='/given/a.img'/><target dev='vdb' bus='virtio'/></disk>"
 	with := strings.Replace(mineXML, "</devices>", disk+"</devices>", 1)
 	must(define(scope.Daemon("a test"), with))
 	defines := h.admitted(t, xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: with})
-	g, err := h.rooms.Guests.ByName("mine")
+	g, err := h.backends.Guests.ByName("mine")
 	must(err)
 	id, err := rpc.ParseUUID(mineUUID)
 	must(err)
 	attaches := h.admitted(t, xdr.ProcDomainAttachDeviceFlags, &xdr.DomainAttachDeviceFlagsArgs{
 		Domain: xdr.Domain{Name: "mine", UUID: id}, XML: disk, Flags: domaincalls.AffectConfig,
 	})
-	must(define(defines, with)) // it is there
+	must(define(defines, with)) // the guest has the disk
 	must(define(scope.Daemon("a test"), mineXML))
 	if err := define(defines, with); !fault.Is(err, fault.Denied) {
-		t.Errorf("a disk that was taken away is defined: %v", err)
+		t.Errorf("a removed disk is defined: %v", err)
 	}
 	if err := hotplug.Attach(t.Context(), g, attaches, disk, machine.Affect{Config: true}); !fault.Is(err, fault.Denied) {
-		t.Errorf("a disk that was taken away is attached: %v", err)
+		t.Errorf("a removed disk is attached: %v", err)
 	}
 	must(guest.Undefine(t.Context(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	if err := define(defines, with); !fault.Is(err, fault.WrongState) {
-		t.Errorf("a guest that was taken away is defined: %v", err)
+		t.Errorf("a removed guest is defined: %v", err)
 	}
 	must(define(h.admitted(t, xdr.ProcDomainDefineXML, &xdr.DomainDefineXMLArgs{XML: mineXML}), mineXML))
 }
 
-// TestANameAndALabelAreJudgedTogether has one client give a guest at once a name and a label that it may each
-// give, and not both.
+// TestRights_RenameWithLabel gives a guest a name and a label in two concurrent calls. The client may give it either,
+// but not both.
 // Promise: A1
-func TestANameAndALabelAreJudgedTogether(t *testing.T) {
-	h := newHeldHouse(t)
+func TestRights_RenameWithLabel(t *testing.T) {
+	h := newRestrictedServer(t)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	must(os.WriteFile(h.server.Gate.File, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], guests: [mine, \"yours,!label=team\"]}]\n"), 0o600))
-	must(h.server.Gate.Reload())
-	g, err := h.rooms.Guests.ByName("mine")
+	must(os.WriteFile(h.server.Authorizer.File, []byte("version: 1\nrules: [{name: some, who: \"user:1002\", may: [read, define], guests: [mine, \"yours,!label=team\"]}]\n"), 0o600))
+	must(h.server.Authorizer.Reload())
+	g, err := h.backends.Guests.ByName("mine")
 	must(err)
 	id, err := rpc.ParseUUID(mineUUID)
 	must(err)
@@ -101,11 +101,11 @@ func TestANameAndALabelAreJudgedTogether(t *testing.T) {
 	})
 	must(guest.SetMetadata(t.Context(), g, labels, guest.Element, &marks, key, uri, machine.Affect{Config: true}))
 	if err := guest.Rename(t.Context(), g, renames, name); !fault.Is(err, fault.Denied) {
-		t.Errorf("a guest with a label has the name: %v", err)
+		t.Errorf("a guest with the label is renamed: %v", err)
 	}
 	must(guest.SetMetadata(t.Context(), g, scope.Daemon("a test"), guest.Element, nil, key, uri, machine.Affect{Config: true}))
 	must(guest.Rename(t.Context(), g, renames, name))
 	if err := guest.SetMetadata(t.Context(), g, labels, guest.Element, &marks, key, uri, machine.Affect{Config: true}); !fault.Is(err, fault.Denied) {
-		t.Errorf("a guest of the name has the label: %v", err)
+		t.Errorf("a guest with the name is labelled: %v", err)
 	}
 }

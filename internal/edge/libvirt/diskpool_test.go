@@ -43,7 +43,7 @@ func loopDisk(t *testing.T) string {
 	return device
 }
 
-func TestVirshDiskPool(t *testing.T) {
+func TestVirsh_DiskPool(t *testing.T) {
 	s := storageShell(t)
 	device := loopDisk(t)
 	s.words["DISK"], s.words["PART"] = device, filepath.Base(device)+"p"
@@ -93,7 +93,7 @@ func TestVirshDiskPool(t *testing.T) {
 
 // Without device-mapper no volume group can be active; what virsh can ask of
 // one before that is the same everywhere.
-func TestVirshLogicalPool(t *testing.T) {
+func TestVirsh_LogicalPool(t *testing.T) {
 	s := storageShell(t)
 	s.does("pool-define-as guests logical --source-dev /dev/nothing --source-name lodge-nothing", "Pool guests defined")
 	s.does("pool-list --all --type logical --name", "^guests$")

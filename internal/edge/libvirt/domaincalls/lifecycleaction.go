@@ -9,12 +9,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// DomainPolicyCalls set the action after a domain ends or crashes without a client's call.
-func DomainPolicyCalls(g rpc.Group) {
+// DomainLifecycleActionCalls set the action after a domain powers off, reboots or crashes.
+func DomainLifecycleActionCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcDomainSetLifecycleAction, domainSetLifecycleAction)
 }
 
-// Lifecycle events of a domain, and the actions that may follow, by libvirt's numbers.
+// Lifecycle types and actions, by libvirt's numbers.
 var (
 	lifecycleTypes   = []guest.LifecycleEvent{guest.PoweredOff, guest.Rebooted, guest.Crashed}
 	lifecycleActions = []string{"destroy", "restart", "rename-restart", "preserve", "coredump-destroy", "coredump-restart"}

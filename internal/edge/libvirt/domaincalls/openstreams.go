@@ -18,7 +18,7 @@ func DomainConsoleCalls(g rpc.Group) {
 	rpc.OnStream(g, xdr.ProcDomainScreenshot, domainScreenshot)
 }
 
-// Flags of opening a console; a channel knows the first.
+// Flags for opening a console; a channel has only the first.
 const (
 	consoleForce = 1
 	consoleSafe  = 2
@@ -33,11 +33,11 @@ func domainOpenConsole(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 		return nil, nil, err
 	}
 	o := machine.ConsoleOptions{Force: args.Flags&consoleForce != 0, Safe: args.Flags&consoleSafe != 0}
-	console, err := console.OpenConsole(ctx, g, s.Scope, given(args.DeviceName), o)
+	console, err := console.OpenConsole(ctx, g, s.Scope, rpc.StringValue(args.DeviceName), o)
 	if err != nil {
 		return nil, nil, err
 	}
-	return nil, Join(console), nil
+	return nil, PipeStream(console), nil
 }
 
 func domainOpenChannel(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainOpenChannelArgs) (*rpc.Void, rpc.StreamBody, error) {
@@ -48,11 +48,11 @@ func domainOpenChannel(ctx context.Context, h *rpc.Handlers, s *rpc.Request, arg
 	if err != nil {
 		return nil, nil, err
 	}
-	channel, err := console.OpenChannel(ctx, g, s.Scope, given(args.Name), machine.ConsoleOptions{Force: args.Flags&consoleForce != 0})
+	channel, err := console.OpenChannel(ctx, g, s.Scope, rpc.StringValue(args.Name), machine.ConsoleOptions{Force: args.Flags&consoleForce != 0})
 	if err != nil {
 		return nil, nil, err
 	}
-	return nil, Join(channel), nil
+	return nil, PipeStream(channel), nil
 }
 
 func domainScreenshot(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args *xdr.DomainScreenshotArgs) (*xdr.DomainScreenshotRet, rpc.StreamBody, error) {
@@ -73,31 +73,23 @@ func domainScreenshot(ctx context.Context, h *rpc.Handlers, s *rpc.Request, args
 	}, nil
 }
 
-// Join gives the body of a stream that is one end of far's line. It ends, and
-// closes far, when either side does.
-func Join(far io.ReadWriteCloser) rpc.StreamBody {
+// PipeStream returns the body of a stream that copies data in both directions between the client and
+// conn, such as a console. When either side ends, it ends the stream and closes conn.
+func PipeStream(conn io.ReadWriteCloser) rpc.StreamBody {
 	return func(ctx context.Context, st *rpc.Stream) error {
-		stop := context.AfterFunc(ctx, func() { _ = far.Close() })
+		stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 		defer stop()
-		typed := make(chan struct{})
+		inputEnded := make(chan struct{})
 		go func() {
-			defer close(typed)
-			_, _ = io.Copy(far, st)
-			_ = far.Close()
+			defer close(inputEnded)
+			_, _ = io.Copy(conn, st)
+			_ = conn.Close()
 		}()
-		_, _ = io.Copy(st, far) // a line that breaks has ended
+		_, _ = io.Copy(st, conn) // an error of conn ends the stream like its end
 		cause := context.Cause(ctx)
 		st.End(rpc.ErrFinished)
-		_ = far.Close()
-		<-typed
+		_ = conn.Close()
+		<-inputEnded
 		return cause
 	}
-}
-
-// given is an optional text, empty when absent.
-func given(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
 )
 
-// TestAbsent_ListsAreEmpty reads lists of objects that Lodge never makes, as
-// Cockpit and Vagrant do, and looks for one.
-func TestAbsent_ListsAreEmpty(t *testing.T) {
-	serve(t).virshSays([]says{
+// TestEmptyDrivers_Lists reads lists of objects that Lodge never makes, as Cockpit and
+// Vagrant do, and looks up one.
+func TestEmptyDrivers_Lists(t *testing.T) {
+	serve(t).virshSays([]virshOutput{
 		{[]string{"iface-list", "--all"}, "Name State MAC Address\n---"},
 		{[]string{"iface-list"}, "Name State MAC Address\n---"},
 		{[]string{"-r", "iface-list", "--inactive"}, "Name State MAC Address\n---"},
@@ -26,7 +26,7 @@ func TestAbsent_ListsAreEmpty(t *testing.T) {
 	})
 }
 
-func TestAbsent_PythonSeesNoneAndCodes(t *testing.T) {
+func TestEmptyDrivers_Python(t *testing.T) {
 	const python = "/usr/bin/python3"
 	if err := exec.CommandContext(t.Context(), python, "-c", "import libvirt").Run(); err != nil {
 		t.Skip("python3-libvirt is not installed")
@@ -53,8 +53,8 @@ print(codes)
 	}
 }
 
-// TestAbsent_NetworkPorts: a network without NICs has no ports, one that does not run cannot tell.
-func TestAbsent_NetworkPorts(t *testing.T) {
+// TestNetworkPorts_NetworkWithoutNICs: a network without NICs has no ports, and for an inactive one the call fails.
+func TestNetworkPorts_NetworkWithoutNICs(t *testing.T) {
 	if !linktest.Alone(t) {
 		return
 	}

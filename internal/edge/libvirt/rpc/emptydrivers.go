@@ -7,24 +7,24 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// AbsentCalls read types of objects that Lodge never makes: the host's network
-// configuration (virInterface), network filters and their bindings. No such object
-// exists, so lists are empty and each look-up fails. Clients such as Cockpit and
-// Vagrant read these lists at every visit. Calls that would make such an object
-// are refused by name.
-func AbsentCalls(g Group) {
-	On(g, xdr.ProcConnectNumOfInterfaces, countNone)
-	On(g, xdr.ProcConnectListInterfaces, namesNone)
-	On(g, xdr.ProcConnectNumOfDefinedInterfaces, countNone)
-	On(g, xdr.ProcConnectListDefinedInterfaces, namesNone)
+// EmptyDriverCalls are the reading calls of libvirt drivers that Lodge has no objects
+// for: the host's network configuration (virInterface), network filters and their
+// bindings. So lists are empty and each look-up fails. Cockpit and Vagrant read these
+// lists on every connection. The calls that would make such an object are refused by
+// name (unbuilt.go).
+func EmptyDriverCalls(g Group) {
+	On(g, xdr.ProcConnectNumOfInterfaces, numOfNone)
+	On(g, xdr.ProcConnectListInterfaces, listNone)
+	On(g, xdr.ProcConnectNumOfDefinedInterfaces, numOfNone)
+	On(g, xdr.ProcConnectListDefinedInterfaces, listNone)
 	On(g, xdr.ProcConnectListAllInterfaces, listAllInterfaces)
 	On(g, xdr.ProcInterfaceLookupByName, interfaceLookupByName)
 	On(g, xdr.ProcInterfaceLookupByMACString, interfaceLookupByMAC)
 	On(g, xdr.ProcInterfaceGetXMLDesc, interfaceXML)
 	On(g, xdr.ProcInterfaceIsActive, interfaceIsActive)
 
-	On(g, xdr.ProcConnectNumOfNWFilters, countNone)
-	On(g, xdr.ProcConnectListNWFilters, namesNone)
+	On(g, xdr.ProcConnectNumOfNWFilters, numOfNone)
+	On(g, xdr.ProcConnectListNWFilters, listNone)
 	On(g, xdr.ProcConnectListAllNWFilters, listAllFilters)
 	On(g, xdr.ProcNWFilterLookupByName, filterLookupByName)
 	On(g, xdr.ProcNWFilterLookupByUUID, filterLookupByUUID)
@@ -35,14 +35,14 @@ func AbsentCalls(g Group) {
 	On(g, xdr.ProcNWFilterBindingGetXMLDesc, bindingXML)
 }
 
-// listInterfaceAll are the filters of listing interfaces: inactive and active.
+// listInterfaceAll are the flags for listing interfaces: inactive and active.
 const listInterfaceAll = 3
 
-func countNone(_ context.Context, h *Handlers, _ *Request, _ *Void) (*xdr.WithCount, error) {
+func numOfNone(_ context.Context, h *Handlers, _ *Request, _ *Void) (*xdr.WithCount, error) {
 	return &xdr.WithCount{}, nil
 }
 
-func namesNone(_ context.Context, h *Handlers, _ *Request, _ *xdr.WithMaxNames) (*xdr.WithNames, error) {
+func listNone(_ context.Context, h *Handlers, _ *Request, _ *xdr.WithMaxNames) (*xdr.WithNames, error) {
 	return &xdr.WithNames{}, nil
 }
 
@@ -50,7 +50,7 @@ func listAllInterfaces(_ context.Context, h *Handlers, _ *Request, args *xdr.Wit
 	return &xdr.ConnectListAllInterfacesRet{}, CheckFlags("CONNECT_LIST_ALL_INTERFACES", args.Flags, listInterfaceAll)
 }
 
-// noInterface is the error that names the place to see the host's links instead.
+// noInterface is the error for every look-up of an interface; it names the command that lists the host's links.
 func noInterface(key, value string) error {
 	return fault.New(fault.NotFound, fault.Interface,
 		"no interface with %s %q: Lodge does not configure the host's network; virsh nodedev-list --cap net lists its links", key, value)

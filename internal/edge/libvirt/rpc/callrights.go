@@ -10,42 +10,44 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// right is the permission that a call needs.
-type right struct {
-	Verbs    []authz.Permission // all of them
-	Anywhere bool               // and that files may lie wherever they do
-	// Everything says that only rules for everything give it.
-	Everything bool
+// callRight is what a call needs by the rules: a line of verbs.table.
+type callRight struct {
+	// Verbs are all needed, on every object of the call.
+	Verbs []authz.Permission
+	// NeedsAnyPath: only clients whose rules give "images: any" may make the call.
+	NeedsAnyPath bool
+	// NeedsEverything: only a rule for all objects grants the verbs.
+	NeedsEverything bool
 }
 
-// Last is the verb that goes furthest. Documents and files are judged by it.
-func (r right) Last() authz.Permission { return r.Verbs[len(r.Verbs)-1] }
+// Strongest returns the last verb of the line, which allows the most. Documents and files are checked for it.
+func (r callRight) Strongest() authz.Permission { return r.Verbs[len(r.Verbs)-1] }
 
 //go:embed verbs.table
 var rightsText string
 
 // CallRights are the rights of every call. A call without an entry is refused.
-var CallRights = readRights(rightsText)
+var CallRights = parseCallRights(rightsText)
 
-func readRights(text string) map[ProcedureKey]right {
-	found := map[ProcedureKey]right{}
+func parseCallRights(text string) map[ProcedureKey]callRight {
+	found := map[ProcedureKey]callRight{}
 	named := map[string]ProcedureKey{}
-	var now right
+	var now callRight
 	for line := range strings.Lines(text) {
 		if line, _, _ = strings.Cut(line, "#"); strings.TrimSpace(line) == "" {
 			continue
 		}
 		if name, is := strings.CutPrefix(line, "program "); is {
-			named = callsOf(strings.TrimSpace(name))
+			named = procedureKeys(strings.TrimSpace(name))
 			continue
 		}
 		if head, rest, is := strings.Cut(line, ":"); is {
-			now, line = readRight(head), rest
+			now, line = parseCallRight(head), rest
 		}
 		for name := range strings.FieldsSeq(line) {
 			key, known := named[name]
 			if _, twice := found[key]; !known || twice {
-				panic(fmt.Sprintf("verbs.table: %s is no call, or stands there twice", name))
+				panic(fmt.Sprintf("verbs.table: %s is no call, or is listed twice", name))
 			}
 			found[key] = now
 		}
@@ -53,15 +55,15 @@ func readRights(text string) map[ProcedureKey]right {
 	return found
 }
 
-func readRight(head string) right {
-	var r right
+func parseCallRight(head string) callRight {
+	var r callRight
 	for word := range strings.FieldsSeq(head) {
 		verb, known := authz.ParsePermission(word)
 		switch {
 		case word == "everything":
-			r.Everything = true
+			r.NeedsEverything = true
 		case word == "anywhere":
-			r.Anywhere = true
+			r.NeedsAnyPath = true
 		case word == "open":
 			r.Verbs = append(r.Verbs, authz.Open)
 		case known:
@@ -73,7 +75,7 @@ func readRight(head string) right {
 	return r
 }
 
-func callsOf(program string) map[string]ProcedureKey {
+func procedureKeys(program string) map[string]ProcedureKey {
 	programs := map[string]xdr.Program{"remote": xdr.ProgramRemote, "qemu": xdr.ProgramQEMU}
 	calls := map[string]ProcedureKey{}
 	for p := range xdr.Procedures(programs[program]) {
@@ -84,21 +86,21 @@ func callsOf(program string) map[string]ProcedureKey {
 	return calls
 }
 
-// inGuest are calls with texts that name things inside the guest, or nothing on the host.
-var inGuest = []int32{
+// guestTextCalls are calls with strings that name things inside the guest, or nothing on the host.
+var guestTextCalls = []int32{
 	xdr.ProcDomainSetMetadata, xdr.ProcNetworkSetMetadata, xdr.ProcDomainFSTrim, xdr.ProcDomainFSFreeze, xdr.ProcDomainFSThaw,
 }
 
-// writing are calls that write to the file which they name, whatever is there.
-var writing = []int32{
+// fileWritingCalls are calls that write to the file that they name, even if it exists.
+var fileWritingCalls = []int32{
 	xdr.ProcDomainSave, xdr.ProcDomainSaveFlags, xdr.ProcDomainSaveParams, xdr.ProcDomainCoreDump, xdr.ProcDomainCoreDumpWithFormat,
 }
 
-// looksAtTexts says whether a call's texts can name files of the host, or bring documents.
-func (r right) looksAtTexts(p *xdr.Procedure) bool {
-	switch r.Last() {
+// checksTexts reports whether a call's strings can name files of the host, or can be documents.
+func (r callRight) checksTexts(p *xdr.Procedure) bool {
+	switch r.Strongest() {
 	case authz.Start, authz.Define, authz.Change, authz.Save, authz.Migrate, authz.Volumes, authz.Pools, authz.Networks:
-		return p.Program != xdr.ProgramRemote || !slices.Contains(inGuest, p.Number)
+		return p.Program != xdr.ProgramRemote || !slices.Contains(guestTextCalls, p.Number)
 	case authz.Open, authz.Read, authz.Stop, authz.Console, authz.Agent, authz.Filters, authz.Secrets, authz.Host, authz.Monitor:
 	}
 	return false

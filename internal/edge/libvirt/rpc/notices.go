@@ -16,13 +16,13 @@ var (
 	nodeDeviceChanges = map[event.Change]int32{event.Created: 0, event.Deleted: 1, event.Defined: 2, event.Undefined: 3}
 )
 
-// Notices converts an event of the log to the forms that clients know. An event about
-// an object without a name on the wire gives none.
+// Notices converts an event of the log to the notices that clients know. An event about
+// an object without a valid UUID gives none.
 func Notices(e event.Event) []Notice {
 	var found []Notice
 	if p, ok := e.Payload.(event.NodeDeviceChange); ok {
 		found = nodeDeviceNotices(e.Source.Name, p)
-		return about(e.Source.Name, e.Source.Name, found)
+		return setObject(e.Source.Name, e.Source.Name, found)
 	}
 	id, err := ParseUUID(e.Source.UUID)
 	if err != nil {
@@ -38,11 +38,11 @@ func Notices(e event.Event) []Notice {
 	default:
 		found = domainNotices(xdr.Domain{Name: e.Source.Name, UUID: id, ID: int32(e.Source.ID)}, p)
 	}
-	return about(strings.ToLower(e.Source.UUID), e.Source.Name, found)
+	return setObject(strings.ToLower(e.Source.UUID), e.Source.Name, found)
 }
 
-// about sets the object of the notices.
-func about(object, name string, found []Notice) []Notice {
+// setObject sets the object of the notices.
+func setObject(object, name string, found []Notice) []Notice {
 	for i := range found {
 		found[i].object, found[i].name = object, name
 	}
@@ -52,13 +52,13 @@ func about(object, name string, found []Notice) []Notice {
 func networkNotices(n xdr.Network, p event.Payload) []Notice {
 	switch p := p.(type) {
 	case event.NetworkChange:
-		return []Notice{{Topic: Topic{OfNetwork, 0}, Proc: xdr.ProcNetworkEventLifecycle, Message: func(c int32) xdr.Message {
+		return []Notice{{Topic: Topic{NetworkEvents, 0}, Proc: xdr.ProcNetworkEventLifecycle, Message: func(c int32) xdr.Message {
 			return &xdr.NetworkEventLifecycleMsg{CallbackID: c, Network: n, Event: networkChanges[p.Change]}
 		}}}
 	case event.NetworkMetadata:
-		return []Notice{{Topic: Topic{OfNetwork, 1}, Proc: xdr.ProcNetworkEventCallbackMetadataChange, Message: func(c int32) xdr.Message {
+		return []Notice{{Topic: Topic{NetworkEvents, 1}, Proc: xdr.ProcNetworkEventCallbackMetadataChange, Message: func(c int32) xdr.Message {
 			return &xdr.NetworkEventCallbackMetadataChangeMsg{
-				CallbackID: c, Network: n, Type: metadataKinds[p.Kind], NamespaceURI: Optional(p.URI),
+				CallbackID: c, Network: n, Type: metadataKinds[p.Kind], NamespaceURI: OptionalString(p.URI),
 			}
 		}}}
 	}
@@ -68,11 +68,11 @@ func networkNotices(n xdr.Network, p event.Payload) []Notice {
 func poolNotices(pool xdr.StoragePool, p event.Payload) []Notice {
 	switch p := p.(type) {
 	case event.PoolChange:
-		return []Notice{{Topic: Topic{OfPool, 0}, Proc: xdr.ProcStoragePoolEventLifecycle, Message: func(c int32) xdr.Message {
+		return []Notice{{Topic: Topic{PoolEvents, 0}, Proc: xdr.ProcStoragePoolEventLifecycle, Message: func(c int32) xdr.Message {
 			return &xdr.StoragePoolEventLifecycleMsg{CallbackID: c, Pool: pool, Event: poolChanges[p.Change]}
 		}}}
 	case event.PoolRefresh:
-		return []Notice{{Topic: Topic{OfPool, 1}, Proc: xdr.ProcStoragePoolEventRefresh, Message: func(c int32) xdr.Message {
+		return []Notice{{Topic: Topic{PoolEvents, 1}, Proc: xdr.ProcStoragePoolEventRefresh, Message: func(c int32) xdr.Message {
 			return &xdr.StoragePoolEventRefreshMsg{CallbackID: c, Pool: pool}
 		}}}
 	}
@@ -83,12 +83,12 @@ func secretNotices(id xdr.UUID, p event.Payload) []Notice {
 	switch p := p.(type) {
 	case event.SecretChange:
 		s := xdr.Secret{UUID: id, UsageType: SecretUsages[p.Usage], UsageID: p.For}
-		return []Notice{{Topic: Topic{OfSecret, 0}, Proc: xdr.ProcSecretEventLifecycle, Message: func(c int32) xdr.Message {
+		return []Notice{{Topic: Topic{SecretEvents, 0}, Proc: xdr.ProcSecretEventLifecycle, Message: func(c int32) xdr.Message {
 			return &xdr.SecretEventLifecycleMsg{CallbackID: c, Secret: s, Event: secretChanges[p.Change]}
 		}}}
 	case event.SecretValue:
 		s := xdr.Secret{UUID: id, UsageType: SecretUsages[p.Usage], UsageID: p.For}
-		return []Notice{{Topic: Topic{OfSecret, 1}, Proc: xdr.ProcSecretEventValueChanged, Message: func(c int32) xdr.Message {
+		return []Notice{{Topic: Topic{SecretEvents, 1}, Proc: xdr.ProcSecretEventValueChanged, Message: func(c int32) xdr.Message {
 			return &xdr.SecretEventValueChangedMsg{CallbackID: c, Secret: s}
 		}}}
 	}
@@ -96,7 +96,7 @@ func secretNotices(id xdr.UUID, p event.Payload) []Notice {
 }
 
 func nodeDeviceNotices(name string, p event.NodeDeviceChange) []Notice {
-	return []Notice{{Topic: Topic{OfNodeDevice, 0}, Proc: xdr.ProcNodeDeviceEventLifecycle, Message: func(c int32) xdr.Message {
+	return []Notice{{Topic: Topic{NodeDeviceEvents, 0}, Proc: xdr.ProcNodeDeviceEventLifecycle, Message: func(c int32) xdr.Message {
 		return &xdr.NodeDeviceEventLifecycleMsg{CallbackID: c, Device: xdr.NodeDevice{Name: name}, Event: nodeDeviceChanges[p.Change]}
 	}}}
 }

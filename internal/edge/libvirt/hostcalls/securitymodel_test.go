@@ -15,20 +15,20 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// Clients get the security models that separate guests, the model of the host's policy first, as with libvirt.
-func TestSecurityModels(t *testing.T) {
+// Clients get the security models that separate guests. The model of the host's policy is first, as with libvirt.
+func TestSecurityModels_SELinux(t *testing.T) {
 	labels, err := seclabel.Find(kerneltest.Host(t, kerneltest.SELinux), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &rpc.Handlers{Rooms: rpc.Rooms{Guests: &guest.Registry{Config: guest.Config{Isolation: &sandbox.Isolation{}, Labels: labels}}}}
+	h := &rpc.Handlers{Backends: rpc.Backends{Guests: &guest.Registry{Config: guest.Config{Isolation: &sandbox.Isolation{}, Labels: labels}}}}
 	ret, err := nodeGetSecurityModel(t.Context(), h, nil, nil)
 	if err != nil || string(ret.Model) != "selinux\x00" || string(ret.DOI) != "0\x00" {
 		t.Errorf("the host's model is %q, %q (%v)", ret.Model, ret.DOI, err)
 	}
-	all := tag("host")
+	all := element("host")
 	for _, m := range provision.SecurityModels(h.Guests) {
-		within(all, describeModel(m))
+		appendNodes(all, describeModel(m))
 	}
 	text, err := xmltree.Format(all)
 	if err != nil {

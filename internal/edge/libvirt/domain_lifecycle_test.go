@@ -18,8 +18,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// TestStateReasons holds states and their reasons to libvirt's numbers.
-func TestStateReasons(t *testing.T) {
+// TestStateReasons_Numbers compares the numbers of states and reasons with libvirt's.
+func TestStateReasons_Numbers(t *testing.T) {
 	for state, reasons := range map[domain.State][]domain.Reason{ // from reason 0 on
 		domain.NoState: {domain.ReasonUnknown},
 		domain.Running: {
@@ -57,8 +57,8 @@ func TestStateReasons(t *testing.T) {
 	}
 }
 
-// TestVirshSavedImages reads the definitions in save images and changes them.
-func TestVirshSavedImages(t *testing.T) {
+// TestVirsh_SavedImages reads the definitions in save images and changes them.
+func TestVirsh_SavedImages(t *testing.T) {
 	s := &shell{withGuests(t), map[string]string{
 		"DIR": t.TempDir(),
 		"DOC": document(t, strings.Replace(aGuest("web"), "</devices>", "<graphics type='vnc' passwd='secret'/></devices>", 1)),
@@ -111,8 +111,8 @@ func TestVirshSavedImages(t *testing.T) {
 	s.fails("save-image-define DIR/pipe DIR/changed", "neither a file nor a block device")
 }
 
-// TestVirshLesserCalls drives the commands that few use.
-func TestVirshLesserCalls(t *testing.T) {
+// TestVirsh_RareCommands runs commands that are rarely used.
+func TestVirsh_RareCommands(t *testing.T) {
 	s := &shell{withGuests(t), map[string]string{"DOC": document(t, aGuest("web"))}}
 	s.does("define DOC")
 	s.does("snapshot-list web", "^Name Creation Time State -+$")
@@ -167,7 +167,7 @@ def changed(conn, dom, event, detail, opaque):
         got.append((event, detail))
         more.notify()
 conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, changed, None)
-def told(name, want):
+def expect(name, want):
     with more:
         ok = more.wait_for(lambda: len(got) >= len(want), 15)
         print(name, "ok" if got == want else got, flush=True)
@@ -177,12 +177,12 @@ def greeting(fd):
         s.settimeout(15)
         return s.recv(3).decode()
 doc, image = open(sys.argv[2]).read(), sys.argv[3]
-dom = conn.defineXML(doc); told("define", [(0, 0)])
-conn.defineXML(doc); told("redefine", [(0, 1)])
-dom.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED); told("start paused", [(2, 0), (3, 0)])
-dom.resume(); told("resume", [(4, 0)])
-dom.suspend(); told("suspend", [(3, 0)])
-dom.resume(); told("resume again", [(4, 0)])
+dom = conn.defineXML(doc); expect("define", [(0, 0)])
+conn.defineXML(doc); expect("redefine", [(0, 1)])
+dom.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED); expect("start paused", [(2, 0), (3, 0)])
+dom.resume(); expect("resume", [(4, 0)])
+dom.suspend(); expect("suspend", [(3, 0)])
+dom.resume(); expect("resume again", [(4, 0)])
 print("graphics", greeting(dom.openGraphicsFD(0)))
 near, far = socket.socketpair()
 dom.openGraphics(0, far.fileno(), libvirt.VIR_DOMAIN_OPEN_GRAPHICS_SKIPAUTH); far.close()
@@ -190,25 +190,25 @@ print("graphics", greeting(near.detach()))
 for bad in lambda: dom.openGraphicsFD(1), lambda: dom.openConsole("none", conn.newStream()):
     try: bad()
     except libvirt.libvirtError as e: print(e)
-dom.save(image); told("save", [(3, 0), (5, 4)])
-conn.restore(image); told("restore", [(2, 2), (4, 0)])
-dom.managedSave(); told("managed save", [(3, 0), (5, 4)])
-dom.create(); told("start saved", [(2, 2), (4, 0)])
-dom.destroy(); told("destroy", [(5, 1)])
-dom.rename("other"); told("rename", [(1, 1), (0, 2)])
+dom.save(image); expect("save", [(3, 0), (5, 4)])
+conn.restore(image); expect("restore", [(2, 2), (4, 0)])
+dom.managedSave(); expect("managed save", [(3, 0), (5, 4)])
+dom.create(); expect("start saved", [(2, 2), (4, 0)])
+dom.destroy(); expect("destroy", [(5, 1)])
+dom.rename("other"); expect("rename", [(1, 1), (0, 2)])
 dom.setAutostart(1)
 print("autostart", [d.name() for d in conn.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_AUTOSTART)], dom.autostart())
 print("old lists", conn.listDefinedDomains(), conn.numOfDefinedDomains(), conn.listDomainsID(), conn.numOfDomains())
-dom.create(); told("start", [(2, 0), (4, 0)])
+dom.create(); expect("start", [(2, 0), (4, 0)])
 print("info", dom.info()[0:4], dom.state(), dom.isActive(), dom.isPersistent(), dom.isUpdated(), dom.OSType(), dom.controlInfo()[0:2])
 print("labels", dom.securityLabel(), dom.securityLabelList(), dom.messages())
-dom.undefine(); told("undefine running", [(1, 0)])
+dom.undefine(); expect("undefine running", [(1, 0)])
 dom.reset()
-dom.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL); told("end", [(5, 1), (1, 0)])
+dom.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_GRACEFUL); expect("end", [(5, 1), (1, 0)])
 conn.close()
 `
 
-func TestLifeSeenFromPython(t *testing.T) {
+func TestDomain_LifecyclePython(t *testing.T) {
 	const python = "/usr/bin/python3"
 	if err := exec.CommandContext(t.Context(), python, "-c", "import libvirt").Run(); err != nil {
 		t.Skip("python3-libvirt is not installed")
@@ -244,8 +244,8 @@ func TestLifeSeenFromPython(t *testing.T) {
 	}
 }
 
-// TestReadersMaySeeNoSecrets: what a reader may be shown depends on a flag.
-func TestReadersMaySeeNoSecrets(t *testing.T) {
+// TestReadOnly_SecureXML: a flag decides whether a read-only client gets XML.
+func TestReadOnly_SecureXML(t *testing.T) {
 	h := withGuests(t)
 	w, reader := h.open(""), h.open("-ro")
 	ret := new(xdr.DomainDefineXMLRet)
@@ -266,7 +266,7 @@ func TestReadersMaySeeNoSecrets(t *testing.T) {
 }
 
 // A save to a file that accepts no data shows its progress, can be aborted, and leaves the guest unchanged.
-func TestAnAbortedSave(t *testing.T) {
+func TestSave_Aborted(t *testing.T) {
 	h := withGuests(t)
 	image := filepath.Join(t.TempDir(), "image")
 	slow := image + ".partial" // where an image is written until it is complete
@@ -308,8 +308,8 @@ func TestAnAbortedSave(t *testing.T) {
 	}
 }
 
-// TestCallsNewerThanVirsh are made as libvirt 11's clients make them.
-func TestCallsNewerThanVirsh(t *testing.T) {
+// TestCalls_Libvirt11 are made as libvirt 11's clients make them.
+func TestCalls_Libvirt11(t *testing.T) {
 	h := withGuests(t)
 	w := h.open("")
 	image := filepath.Join(t.TempDir(), "image")
@@ -331,7 +331,7 @@ func TestCallsNewerThanVirsh(t *testing.T) {
 	w.refused(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Params: []xdr.TypedParam{
 		file, {Field: "image_format", Value: xdr.String("sparse")},
 	}}, rpc.CodeArgUnsupported)
-	w.refused(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Flags: domaincalls.SaveThen}, rpc.CodeInvalidArg)
+	w.refused(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Flags: domaincalls.SaveStateFlags}, rpc.CodeInvalidArg)
 	w.must(xdr.ProcDomainSaveParams, &xdr.DomainSaveParamsArgs{Domain: d, Params: []xdr.TypedParam{file}, Flags: domaincalls.SavePaused}, nil)
 	w.refused(xdr.ProcDomainRestoreParams, &xdr.DomainRestoreParamsArgs{}, rpc.CodeInvalidArg)
 	w.must(xdr.ProcDomainRestoreParams, &xdr.DomainRestoreParamsArgs{Params: []xdr.TypedParam{file}, Flags: domaincalls.SaveRunning | domaincalls.SaveResetNVRAM}, nil)

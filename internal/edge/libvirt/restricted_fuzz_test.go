@@ -41,7 +41,7 @@ const (
 	secretUUID = "77777777-7777-4777-8777-777777777779"
 
 	minePoolUUID = "00000000-0000-4000-8000-000000000003"
-	// hidden is in all that others have, and nothing that the client says has it.
+	// hidden is part of all objects of others, and of nothing that the client sends.
 	hidden = "hidden77"
 
 	mineXML = `<domain type='qemu'><name>mine</name><uuid>` + mineUUID + `</uuid><memory unit='MiB'>16</memory><vcpu current='1'>2</vcpu>` +
@@ -57,37 +57,37 @@ const (
 	secretXML = `<secret><uuid>` + secretUUID + `</uuid><description>` + hidden + `</description><usage type='volume'><volume>/` + hidden + `</volume></usage></secret>`
 )
 
-// heldHouse is a server with a client that is held to guests of its own, and with
+// restrictedServer is a server with a client that the rules restrict to its own guests, and with
 // objects of others.
-type heldHouse struct {
+type restrictedServer struct {
 	dir          string // "mine" in it is the client's, "theirs" another's
 	server       *rpc.Server
-	rooms        rpc.Rooms
+	backends     rpc.Backends
 	mine, theirs string // as they were made
 	changes      int    // of their guest
 	written      map[*domain.Definition]string
-	bugs         *bugs
+	bugs         *bugLog
 }
 
-// bugs keeps what handlers and loops of guests say of themselves where they broke.
-type bugs struct {
+// bugLog keeps the log lines about panics in handlers and guest loops.
+type bugLog struct {
 	slog.Handler
 	mu   sync.Mutex
-	told string
+	text string
 }
 
-func (*bugs) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelError }
+func (*bugLog) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelError }
 
-func (b *bugs) WithAttrs([]slog.Attr) slog.Handler { return b }
+func (b *bugLog) WithAttrs([]slog.Attr) slog.Handler { return b }
 
-func (b *bugs) Handle(_ context.Context, r slog.Record) error {
+func (b *bugLog) Handle(_ context.Context, r slog.Record) error {
 	if !strings.HasPrefix(r.Message, "bug in") {
 		return nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.told += r.Message
-	r.Attrs(func(a slog.Attr) bool { b.told += "\n" + a.String(); return true })
+	b.text += r.Message
+	r.Attrs(func(a slog.Attr) bool { b.text += "\n" + a.String(); return true })
 	return nil
 }
 
@@ -97,20 +97,20 @@ func (b *bugs) Handle(_ context.Context, r slog.Record) error {
 // others, except in the client's own words. At the end these objects are unchanged.
 // Promise: A1
 func FuzzHeld(f *testing.F) {
-	h := newHeldHouse(f)
-	words := make([]string, 0, len(heldWords))
-	for _, w := range heldWords {
+	h := newRestrictedServer(f)
+	words := make([]string, 0, len(drawWords))
+	for _, w := range drawWords {
 		words = append(words, strings.ReplaceAll(w, "$DIR", h.dir))
 	}
-	seedHeld(f, h.server.Table)
+	seedRestricted(f, h.server.Table)
 	f.Fuzz(func(t *testing.T, input []byte, others string) {
 		if strings.Contains(others, hidden) || strings.Contains(others, "<volume") { // no volume fills the disk here
 			return
 		}
 		d := &draw{input: input, words: slices.Concat(words, strings.Split(others, "\n"))}
 		h.visit(t, d)
-		if h.bugs.told != "" {
-			t.Fatal(h.bugs.told)
+		if h.bugs.text != "" {
+			t.Fatal(h.bugs.text)
 		}
 		if now := h.look(t, false); now != h.theirs {
 			t.Fatalf("others had\n%s\nand have\n%s", h.theirs, now)
@@ -119,7 +119,7 @@ func FuzzHeld(f *testing.F) {
 	})
 }
 
-func newHeldHouse(f testing.TB) *heldHouse {
+func newRestrictedServer(f testing.TB) *restrictedServer {
 	must := func(err error) {
 		f.Helper()
 		if err != nil {
@@ -131,7 +131,7 @@ func newHeldHouse(f testing.TB) *heldHouse {
 		f.Skip("qemu-system-x86_64 is not installed")
 	}
 	dir := f.TempDir()
-	h := &heldHouse{dir: dir, bugs: &bugs{}, written: map[*domain.Definition]string{}}
+	h := &restrictedServer{dir: dir, bugs: &bugLog{}, written: map[*domain.Definition]string{}}
 	log := slog.New(h.bugs)
 	// The host has no memory: no guest starts.
 	kerneltest.Write(f, dir, "proc/cpuinfo = processor : 0\nproc/meminfo = MemTotal: 1 kB\nsys/devices/system/cpu/online = 0\nsys/devices/system/node/online = 0\n"+
@@ -144,8 +144,8 @@ func newHeldHouse(f testing.TB) *heldHouse {
 	})
 	must(err)
 	f.Cleanup(d.Close)
-	h.rooms = roomsOf(d)
-	h.server = New(rpc.Config{Rooms: h.rooms, Log: log, Gate: d.Gate})
+	h.backends = backendsOf(d)
+	h.server = New(rpc.Config{Backends: h.backends, Log: log, Authorizer: d.Gate})
 	must(os.Mkdir(filepath.Join(dir, "theirs"), 0o700))
 	for _, name := range []string{"a.img", hidden + ".img"} {
 		must(os.WriteFile(filepath.Join(dir, "theirs", name), []byte(hidden), 0o600))
@@ -162,25 +162,25 @@ func newHeldHouse(f testing.TB) *heldHouse {
 }
 
 // change changes a guest of others, which causes events.
-func (h *heldHouse) change(t testing.TB) {
+func (h *restrictedServer) change(t testing.TB) {
 	h.changes++
-	if _, err := guest.Define(context.Background(), h.rooms.Guests, scope.Daemon("a test"), fmt.Sprintf(theirXML, fmt.Sprint(hidden, h.changes%9)), false); err != nil {
+	if _, err := guest.Define(context.Background(), h.backends.Guests, scope.Daemon("a test"), fmt.Sprintf(theirXML, fmt.Sprint(hidden, h.changes%9)), false); err != nil {
 		t.Fatal(err)
 	}
 	h.theirs = h.look(t, false)
 }
 
-// look describes the client's guests, or all that others have.
-func (h *heldHouse) look(t testing.TB, mine bool) string {
+// look describes the client's objects, or all objects of others.
+func (h *restrictedServer) look(t testing.TB, mine bool) string {
 	var said []string
-	for _, g := range h.rooms.Guests.All() {
+	for _, g := range h.backends.Guests.All() {
 		v := g.View()
 		if strings.HasPrefix(v.Name, "mine") != mine {
 			continue
 		}
 		said = append(said, fmt.Sprintf("%s %v %v %v %s", v.Name, v.State, v.Autostart, v.ManagedSave, h.format(t, v.Inactive)))
 	}
-	for _, p := range h.rooms.Pools.List() {
+	for _, p := range h.backends.Pools.List() {
 		if strings.HasPrefix(p.Name(), "mine") == mine {
 			text, err := p.XML(true)
 			said = append(said, fmt.Sprintf("%s %v %v %s %v", p.Name(), p.View().State, p.View().Autostart, text, err))
@@ -191,16 +191,16 @@ func (h *heldHouse) look(t testing.TB, mine bool) string {
 		said = append(said, files(t, filepath.Join(h.dir, "mine"))...)
 	} else {
 		said = append(said, files(t, filepath.Join(h.dir, "theirs"))...)
-		for _, s := range h.rooms.Secrets.List() {
-			value, err := h.rooms.Secrets.Value(s.UUID)
+		for _, s := range h.backends.Secrets.List() {
+			value, err := h.backends.Secrets.Value(s.UUID)
 			said = append(said, fmt.Sprintf("%+v %s %v", s, value, err))
 		}
 	}
 	return strings.Join(said, "\n")
 }
 
-// format writes a definition, which does not change while it is the one of a guest.
-func (h *heldHouse) format(t testing.TB, def *domain.Definition) string {
+// format writes a definition as XML. It caches the text: a guest's definition is never modified.
+func (h *restrictedServer) format(t testing.TB, def *domain.Definition) string {
 	if text, known := h.written[def]; known {
 		return text
 	}
@@ -240,8 +240,8 @@ func files(t testing.TB, folder string) (all []string) {
 	return all
 }
 
-func (h *heldHouse) startPool(t testing.TB, doc string) {
-	p, err := h.rooms.Pools.Define(context.Background(), scope.Daemon("a test"), doc, false)
+func (h *restrictedServer) startPool(t testing.TB, doc string) {
+	p, err := h.backends.Pools.Define(context.Background(), scope.Daemon("a test"), doc, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,19 +251,19 @@ func (h *heldHouse) startPool(t testing.TB, doc string) {
 }
 
 // restore recreates the client's initial objects.
-func (h *heldHouse) restore(t testing.TB) {
+func (h *restrictedServer) restore(t testing.TB) {
 	if now := h.look(t, true); now != "" && now == h.mine {
 		return
 	}
 	all := guest.UndefineOptions{ManagedSave: true, Snapshots: true, Checkpoints: true, NVRAM: true, TPM: true}
-	for _, g := range h.rooms.Guests.All() {
+	for _, g := range h.backends.Guests.All() {
 		if strings.HasPrefix(g.Name(), "mine") {
 			if err := guest.Undefine(context.Background(), g, scope.Daemon("a test"), all); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	for _, p := range h.rooms.Pools.List() {
+	for _, p := range h.backends.Pools.List() {
 		if strings.HasPrefix(p.Name(), "mine") {
 			_ = p.Stop(context.Background(), scope.Daemon("a test")) // if it is running; it was all that there is of a transient one
 			if err := p.Undefine(context.Background(), scope.Daemon("a test")); err != nil && !fault.Is(err, fault.NotFound) {
@@ -277,25 +277,25 @@ func (h *heldHouse) restore(t testing.TB) {
 		t.Fatal(err)
 	}
 	h.startPool(t, fmt.Sprintf(minePool, filepath.Join(folder, "pool")))
-	if _, err := guest.Define(context.Background(), h.rooms.Guests, scope.Daemon("a test"), mineXML, false); err != nil {
+	if _, err := guest.Define(context.Background(), h.backends.Guests, scope.Daemon("a test"), mineXML, false); err != nil {
 		t.Fatal(err)
 	}
 	h.mine = h.look(t, true)
 }
 
-// visit has the client come, make the calls that are drawn, and go.
-func (h *heldHouse) visit(t *testing.T, d *draw) {
+// visit connects the client, makes the calls that are drawn, and disconnects.
+func (h *restrictedServer) visit(t *testing.T, d *draw) {
 	near, far := net.Pipe()
 	c := rpc.NewClient(h.server, far, false)
 	c.Session.Identity = authz.LocalPrincipal(listener.Peer{PID: 7, UID: 1002, GID: 1002})
-	c.Session.Admitted, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
-	events := h.rooms.Events.Reader()
+	c.Session.Authenticated, c.Session.Opened, c.Session.URI = true, true, rpc.SystemURI
+	events := h.backends.Events.Reader()
 	served := make(chan struct{})
 	go func() {
 		c.Serve()
 		close(served)
 	}()
-	v := &visitor{t: t, conn: near, packets: make(chan []byte, 64)}
+	v := &fuzzClient{t: t, conn: near, packets: make(chan []byte, 64)}
 	go v.listen()
 	for serial := uint32(1); serial <= 24 && len(d.input) > 0; serial++ {
 		number := d.number(maxDrawn)
@@ -320,36 +320,36 @@ func (h *heldHouse) visit(t *testing.T, d *draw) {
 	for packet := range v.packets { // until the connection has ended
 		v.check(packet)
 	}
-	for events.Position() < h.rooms.Events.Newest() { // whether it has asked for them, and was there when they came, or not
+	for events.Position() < h.backends.Events.Newest() { // even if the client was not subscribed
 		e, _, err := events.Next(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, n := range rpc.Notices(e) {
-			if c.Session.SeesNotice(n) {
-				told, _ := n.Message(1).Append(nil)
-				v.check(told)
+			if c.Session.CanSeeNotice(n) {
+				message, _ := n.Message(1).Append(nil)
+				v.check(message)
 			}
 		}
 	}
 }
 
-// What the numbers drawn for calls mean: those of libvirt's program, behind them those of
-// QEMU's; 0 is a change by others.
+// The numbers drawn for calls: 0 is a change by others, then come the calls of libvirt's
+// program, then those of QEMU's.
 const (
 	firstOfQEMU = 500
 	maxDrawn    = firstOfQEMU + 12
 )
 
-// visitor is the client's end of a connection.
-type visitor struct {
+// fuzzClient is the client's end of a connection.
+type fuzzClient struct {
 	t       *testing.T
 	conn    net.Conn
-	said    []byte
-	packets chan []byte // that it is sent; closed when the connection has ended
+	sent    []byte
+	packets chan []byte // from the server; closed when the connection has ended
 }
 
-func (v *visitor) listen() {
+func (v *fuzzClient) listen() {
 	defer close(v.packets)
 	for {
 		n, err := rpc.ReadLength(v.conn)
@@ -364,8 +364,8 @@ func (v *visitor) listen() {
 	}
 }
 
-// call makes one, and waits for its answer; false: the connection has ended.
-func (v *visitor) call(p *xdr.Procedure, serial uint32, d *draw) bool {
+// call makes a call and waits for its reply; false: the connection has ended.
+func (v *fuzzClient) call(p *xdr.Procedure, serial uint32, d *draw) bool {
 	var args xdr.Message
 	if p.NewArgs != nil {
 		args = p.NewArgs()
@@ -377,9 +377,9 @@ func (v *visitor) call(p *xdr.Procedure, serial uint32, d *draw) bool {
 	header := xdr.Header{Program: p.Program, Version: xdr.Version, Proc: p.Number, Serial: serial}
 	packet, err := xdr.AppendPacket(nil, header, args, 0)
 	if err != nil {
-		return true // beyond a bound
+		return true // the arguments exceed a bound of the protocol
 	}
-	v.said = append(v.said, packet...)
+	v.sent = append(v.sent, packet...)
 	if _, err := v.conn.Write(packet); err != nil {
 		return false
 	}
@@ -397,19 +397,19 @@ func (v *visitor) call(p *xdr.Procedure, serial uint32, d *draw) bool {
 	}
 }
 
-// check looks for what others have in what the client is told.
-func (v *visitor) check(told []byte) {
-	if at := bytes.Index(told, []byte(hidden)); at >= 0 {
-		v.t.Fatalf("the client is told %q", told[max(0, at-200):min(len(told), at+200)])
+// check looks for objects of others in a packet to the client.
+func (v *fuzzClient) check(packet []byte) {
+	if at := bytes.Index(packet, []byte(hidden)); at >= 0 {
+		v.t.Fatalf("the client gets %q", packet[max(0, at-200):min(len(packet), at+200)])
 	}
 	for _, word := range []string{"theirs", theirUUID, poolUUID, secretUUID} {
 		raw := []byte(word)
 		if u, err := rpc.ParseUUID(word); err == nil {
 			raw = u[:]
 		}
-		known := bytes.Contains(v.said, []byte(word)) || bytes.Contains(v.said, raw)
-		if !known && (bytes.Contains(told, []byte(word)) || bytes.Contains(told, raw)) {
-			v.t.Fatalf("the client, which did not know it, is told %q", word)
+		known := bytes.Contains(v.sent, []byte(word)) || bytes.Contains(v.sent, raw)
+		if !known && (bytes.Contains(packet, []byte(word)) || bytes.Contains(packet, raw)) {
+			v.t.Fatalf("the client gets %q, which it did not send", word)
 		}
 	}
 }

@@ -11,13 +11,13 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-// draw makes arguments of calls out of a fuzzer's bytes, and of words that mean something.
+// draw makes arguments of calls from a fuzzer's bytes, and from words that calls know.
 type draw struct {
 	input []byte
 	words []string
 }
 
-// byte gives the next; zero when there are no more.
+// byte returns the next byte; zero when there are no more.
 func (d *draw) byte() byte {
 	if len(d.input) == 0 {
 		return 0
@@ -27,7 +27,7 @@ func (d *draw) byte() byte {
 	return b
 }
 
-// number gives one below a bound that is below 1<<16.
+// number returns a number below a bound; the bound is below 1<<16.
 func (d *draw) number(bound int) int { return (int(d.byte())<<8 | int(d.byte())) % bound }
 
 func (d *draw) word() string { return d.words[int(d.byte())%len(d.words)] }
@@ -82,7 +82,7 @@ func (d *draw) fill(v reflect.Value) {
 	}
 }
 
-// integer gives mostly a small one, or a flag.
+// integer returns mostly a small number or a flag.
 func (d *draw) integer() uint64 {
 	switch b := d.byte(); {
 	case b < 128:
@@ -115,9 +115,9 @@ func (d *draw) value() xdr.TypedValue {
 	}
 }
 
-// seedHeld adds each implemented call as a seed, once about the client's own objects and once about others'. The
+// seedRestricted adds each implemented call as a seed, once about the client's own objects and once about others'. The
 // zeros that remain become changes by others.
-func seedHeld(f *testing.F, built rpc.Table) {
+func seedRestricted(f *testing.F, built rpc.Table) {
 	for number := range maxDrawn {
 		key := rpc.ProcedureKey{Program: xdr.ProgramRemote, Number: int32(number)}
 		if number > firstOfQEMU {
@@ -131,9 +131,9 @@ func seedHeld(f *testing.F, built rpc.Table) {
 			f.Add(append(call[:2:2], bytes.Repeat(pattern, 12/len(pattern))...), "")
 		}
 	}
-	at := func(word string) byte { return byte(slices.Index(heldWords, word)) }
+	at := func(word string) byte { return byte(slices.Index(drawWords, word)) }
 	own := byte(slices.Index(drawnUUIDs, minePoolUUID))
-	for n := range heldWords {
+	for n := range drawWords {
 		doc := byte(n)
 		var calls []byte
 		for _, c := range []struct {
@@ -157,9 +157,9 @@ func seedHeld(f *testing.F, built rpc.Table) {
 	}
 }
 
-// heldWords are what arguments say. New ones go behind the others: kept inputs name them
-// by their numbers.
-var heldWords = []string{
+// drawWords are the strings for arguments. New ones are appended: the kept inputs of the fuzzer
+// select them by index.
+var drawWords = []string{
 	"mine", "theirs", "mine2", "", "default", mineUUID, theirUUID, poolUUID, secretUUID,
 	mineXML, theirNamed, mineAsTheirs, mineRenamed, mineWithTheirDisk,
 	"<disk type='file'><source file='/etc/shadow'/><target dev='vdb' bus='virtio'/></disk>",
