@@ -180,7 +180,7 @@ func (d *Daemon) openGuests(context.Context) (err error) {
 		Log: d.log, Store: d.Store, Events: d.Events, Emulators: d.Emulators, Ledger: d.ledger,
 		Starts:   resources.NewStartQueue(c.Kernel, runtime.NumCPU(), d.log),
 		Networks: d.Networks, Pools: d.Pools, Secrets: d.Secrets, Cgroups: d.Groups, Kernel: c.Kernel, Boot: c.Boot,
-		Prepared: max(c.Prepared, 0), Quarters: d.isolation, StayFull: c.StayFull, GiveRNG: c.GiveRNG,
+		Prepared: max(c.Prepared, 0), Isolation: d.isolation, KeepFullPaused: c.StayFull, AddRNG: c.GiveRNG,
 		Labels: d.labels, NoLabels: d.noLabelsReason, LabelsRequired: c.Labels == LabelsRequired,
 	})
 	if err != nil {

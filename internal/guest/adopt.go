@@ -50,19 +50,19 @@ func Open(c machine.Config) (*machine.Registry, error) {
 	if err := load(r); err != nil {
 		return nil, err
 	}
-	findSaved(r)
-	if err := provision.SurveyUsers(r); err != nil {
+	recoverFromSaves(r)
+	if err := provision.FindUsedUsers(r); err != nil {
 		return nil, err
 	}
-	sweepSaved(r)
+	sweepManagedSaves(r)
 	launch.SweepPrepared(r)
-	if err := savestate.SweepHalf(r); err != nil {
+	if err := savestate.SweepIncomplete(r); err != nil {
 		return nil, err
 	}
 	if err := savestate.SettleHeaders(r); err != nil {
 		return nil, err
 	}
-	if err := loadDues(r); err != nil {
+	if err := loadPendingStarts(r); err != nil {
 		return nil, err
 	}
 	provision.LoadLabels(r)
@@ -76,18 +76,18 @@ func Open(c machine.Config) (*machine.Registry, error) {
 		r.Log.Error("cannot mark the store as settled; the next daemon searches for lost guests again", "error", err)
 	}
 	provision.SweepLabels(r)
-	sweepDropped(r)
+	sweepDiscardedSaves(r)
 	r.Mu.Lock()
 	defer r.Mu.Unlock()
 	for _, g := range r.GuestsByUUID {
-		run(r, g)
+		startLoop(r, g)
 	}
 	r.Loops.Go(func() { statistics.RunSampler(r.Life, r.Sampler) })
 	r.Loops.Go(func() { launch.RunPool(r.Life, r.WarmPool, scope.Daemon("preparing QEMUs for starts")) })
 	r.Loops.Go(func() {
-		provision.RunSpaceWatch(r.Life, r.SpaceWatch, scope.Daemon("resuming a guest whose disk has room again"))
+		provision.RunSpaceWatch(r.Life, r.SpaceWatch, scope.Daemon("resuming a guest whose disk has space again"))
 	})
-	r.Loops.Go(func() { console.BoundLogs(r.Life, r) })
+	r.Loops.Go(func() { console.LimitLogs(r.Life, r) })
 	return r, nil
 }
 
@@ -114,10 +114,10 @@ func load(r *machine.Registry) error {
 	})
 }
 
-// sweepSaved removes incomplete managed save images, and images of guests that no longer have a record.
+// sweepManagedSaves removes incomplete managed save images, and images of guests that no longer have a record.
 // Such images hold secrets, and a new guest of the same UUID must not find them. While the store may have
 // lost records, it keeps images without a record.
-func sweepSaved(r *machine.Registry) {
+func sweepManagedSaves(r *machine.Registry) {
 	names, err := filepath.Glob(filepath.Join(r.SaveDir(), "*.save*"))
 	if err != nil {
 		return // only a malformed pattern fails
@@ -131,9 +131,9 @@ func sweepSaved(r *machine.Registry) {
 	}
 }
 
-// sweepDropped removes the managed save images that were given up: the record of the guest names none, and
+// sweepDiscardedSaves removes the managed save images that were given up: the record of the guest names none, and
 // no save is in progress. It runs before the loops start.
-func sweepDropped(r *machine.Registry) {
+func sweepDiscardedSaves(r *machine.Registry) {
 	for _, g := range r.GuestsByUUID {
 		writing := g.Instance != nil && g.Instance.Ops.HasClass(operation.Move) || g.Quarantine != ""
 		if g.Record.ManagedSave || writing {
@@ -149,12 +149,12 @@ func sweepDropped(r *machine.Registry) {
 // answer. Then the daemon begins to serve. Monitors that answer later are connected then, so that a stuck
 // guest delays no other.
 const (
-	firstReached = time.Second
-	nextReached  = 100 * time.Millisecond
+	firstMonitorWait = time.Second
+	nextMonitorWait  = 100 * time.Millisecond
 )
 
-// adopting is the adoption of all guests while it is in progress.
-type adopting struct {
+// adoption is the adoption of all guests while it is in progress.
+type adoption struct {
 	*machine.Registry
 	reached  chan struct{}   // receives once for each monitor that answered
 	patience context.Context // ends when the remaining monitors are no longer waited for
@@ -170,7 +170,7 @@ func adoptAll(r *machine.Registry) error {
 	}
 	patience, lose := context.WithCancelCause(r.Life)
 	defer lose(nil)
-	a := &adopting{Registry: r, reached: make(chan struct{}, len(entries)), patience: patience}
+	a := &adoption{Registry: r, reached: make(chan struct{}, len(entries)), patience: patience}
 	var all sync.WaitGroup
 	for _, e := range entries {
 		dir := filepath.Join(r.RunDir, e.Name())
@@ -179,7 +179,7 @@ func adoptAll(r *machine.Registry) error {
 		}
 		all.Go(func() {
 			if err := a.adopt(dir); err != nil {
-				setAside(r, dir, err)
+				quarantineGuest(r, dir, err)
 			}
 		})
 	}
@@ -188,16 +188,16 @@ func adoptAll(r *machine.Registry) error {
 		all.Wait()
 		close(done)
 	}()
-	late := time.NewTimer(firstReached)
+	late := time.NewTimer(firstMonitorWait)
 	defer late.Stop()
 	for {
 		select {
 		case <-done:
 			return nil
 		case <-a.reached:
-			late.Reset(nextReached)
+			late.Reset(nextMonitorWait)
 		case <-late.C:
-			lose(fault.New(fault.Timeout, fault.Monitor, "the monitor has not answered for %v", nextReached))
+			lose(fault.New(fault.Timeout, fault.Monitor, "the monitor has not answered for %v", nextMonitorWait))
 		}
 	}
 }
@@ -212,7 +212,7 @@ func findOrphans(r *machine.Registry) {
 			continue
 		}
 		pid, unknown := provision.EmulatorIn(r, dir)
-		if unknown == nil && (pid == 0 || launch.EndedWaiting(r, pid, name)) {
+		if unknown == nil && (pid == 0 || launch.EndUnusedPrepared(r, pid, name)) {
 			continue
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {
@@ -223,7 +223,7 @@ func findOrphans(r *machine.Registry) {
 
 // adopt takes over one guest, or finishes an interrupted start or stop. An error says why the guest cannot
 // be adopted.
-func (r *adopting) adopt(dir string) error {
+func (r *adoption) adopt(dir string) error {
 	rec, err := machine.ReadRecord(dir)
 	if err != nil {
 		return err
@@ -260,7 +260,7 @@ func (r *adopting) adopt(dir string) error {
 	dropHalfWritten(r.Registry, dir)
 	records, err := operation.FileJournal{Dir: dir}.Read()
 	if err == nil {
-		err = r.GiveOperations(run, records)
+		err = r.SetOperations(run, records)
 	}
 	if err != nil {
 		return err
@@ -270,65 +270,65 @@ func (r *adopting) adopt(dir string) error {
 	rec.State = run.State // open operations may have changed it
 	run.DropNodes = run.Surplus
 	if process == nil {
-		bury(r.Registry, run, rec, started)
+		settleEnded(r.Registry, run, rec, started)
 		return nil
 	}
-	r.takeUp(run, rec, process)
+	r.adoptRunning(run, rec, process)
 	return nil
 }
 
-// dropHalfWritten removes the incomplete instance record that a killed daemon left.
+// dropHalfWritten removes the incomplete run record that a killed daemon left.
 func dropHalfWritten(r *machine.Registry, dir string) {
 	machine.RemoveFile(r.Log, filepath.Join(dir, machine.RecordFile)+atomicfile.Half)
 }
 
-// takeUp makes a running guest this daemon's own.
-func (r *adopting) takeUp(run *machine.Instance, rec *machine.InstanceRecord, process *qemuprocess.Process) {
+// adoptRunning makes a running guest this daemon's own.
+func (r *adoption) adoptRunning(run *machine.Instance, rec *machine.RunRecord, process *qemuprocess.Process) {
 	run.Process = process
-	run.Hold("process watch", func(context.Context) error { process.Release(); return nil })
+	run.PushRelease("process watch", func(context.Context) error { process.Release(); return nil })
 	if err := launch.Seal(run); err != nil { // an older daemon may not have sealed it
 		run.Log.Error("cannot seal the run directory; QEMU may still write to it", "error", err)
 	}
-	g := adopted(r.Registry, rec)
+	g := adoptedGuest(r.Registry, rec)
 	run.Guest = g
 	g.Instance, g.State, g.Since = run, rec.State, rec.Since
-	findRunning(g, rec, run.Definition)
+	recoverFromInstance(g, rec, run.Definition)
 	if g.Inactive == nil && rec.State.Persistent { // a later daemon may have the definition again
 		run.KeepTPM, run.MadeNVRAM = true, false
 	}
 	g.State.Persistent = g.Inactive != nil // the store decides
-	savestate.SettleManaged(g, run)
+	savestate.RemoveRestoredSave(g, run)
 	g.Live.Store(run)
-	if len(run.NoRoom) > 0 && !r.StayFull {
-		provision.WaitForSpace(r.SpaceWatch, g, run.NoRoom)
+	if len(run.FullDisks) > 0 && !r.KeepFullPaused {
+		provision.WaitForSpace(r.SpaceWatch, g, run.FullDisks)
 	}
 	r.SetID(g, rec.ID)
-	r.reattach(g, run)
+	r.connectMonitor(g, run)
 	launch.WatchTPM(g, run)
-	endAgain(g)
+	repeatStop(g)
 	g.Publish()
 }
 
-// adopted returns the guest of an instance record. It makes a guest if none has that UUID, as for a transient
+// adoptedGuest returns the guest of a run record. It makes a guest if none has that UUID, as for a transient
 // one.
-func adopted(r *machine.Registry, rec *machine.InstanceRecord) *machine.Guest {
+func adoptedGuest(r *machine.Registry, rec *machine.RunRecord) *machine.Guest {
 	r.Mu.Lock()
 	defer r.Mu.Unlock()
 	g := r.GuestsByUUID[rec.UUID]
 	if g == nil {
 		g = newGuest(r, rec.Name, rec.UUID)
-		g.Record.Fences = rec.Fences
+		g.Record.PathLimits = rec.PathLimits
 		r.GuestsByUUID[rec.UUID] = g
 		if other := r.GuestsByName[rec.Name]; other == nil {
 			r.GuestsByName[rec.Name] = g
 		} else { // after the store was restored from a backup, for example
-			g.Log.Error("running guest has the name of another guest; find it by UUID", "other", other.Identity)
+			g.Log.Error("running guest has the name of another guest; find it by UUID", "other", other.UUID)
 		}
 	}
 	return g
 }
 
-// findProcess finds the process of an instance record. It returns nil if the process has ended.
+// findProcess finds the process of a run record. It returns nil if the process has ended.
 func findProcess(r *machine.Registry, run *machine.Instance) (*qemuprocess.Process, error) {
 	pid, start := run.PID, run.StartTime
 	if pid == 0 { // QEMU may have been launched before its PID was recorded
@@ -353,31 +353,31 @@ func findProcess(r *machine.Registry, run *machine.Instance) (*qemuprocess.Proce
 	return process, err
 }
 
-// bury settles a guest that ended while no daemon ran. It releases what the guest held and publishes the
+// settleEnded settles a guest that ended while no daemon ran. It releases what the guest held and publishes the
 // guest's final state.
-func bury(r *machine.Registry, run *machine.Instance, rec *machine.InstanceRecord, started bool) {
+func settleEnded(r *machine.Registry, run *machine.Instance, rec *machine.RunRecord, started bool) {
 	ctx, stop := context.WithTimeout(r.Life, machine.ReleaseLimit)
 	defer stop()
 	r.Mu.RLock()
 	g := r.GuestsByUUID[rec.UUID]
 	r.Mu.RUnlock()
-	run.Guest, run.Alone = g, true
-	if g != nil && started && rec.Revives(rec.State) {
-		noteCrash(r, rec.UUID) // autostart starts it again
+	run.Guest, run.BeforeLoop = g, true
+	if g != nil && started && rec.RestartsAfterCrash(rec.State) {
+		recordCrash(r, rec.UUID) // autostart starts it again
 	}
 	if g == nil && started && rec.State.Persistent { // no other record has its definition any more
-		g = lostWith(r, rec, run.Definition)
+		g = recoverLostGuest(r, rec, run.Definition)
 	}
 	if g != nil && started {
 		run.Guest = g
-		savestate.SettleManaged(g, run) // it may need resources that are released below
+		savestate.RemoveRestoredSave(g, run) // it may need resources that are released below
 	}
 	_ = run.ReleaseAll(ctx) // each failure has been logged
-	r.GiveBackLater(run)
+	r.RetryReleases(run)
 	if !started {
 		sc := scope.Daemon("a start that was cut off")
 		if g != nil {
-			sc = sc.WithNotedFolders(g.View().Fences)
+			sc = sc.WithNotedFolders(g.View().PathLimits)
 		}
 		launch.DropHalfNVRAM(ctx, sc, run)
 	}
@@ -395,16 +395,16 @@ func bury(r *machine.Registry, run *machine.Instance, rec *machine.InstanceRecor
 	g.Publish()
 }
 
-// rehold pushes the releases of an adopted guest again, by its instance record and in the order of a start.
+// rehold pushes the releases of an adopted guest again, by its run record and in the order of a start.
 func rehold(r *machine.Registry, run *machine.Instance) {
 	hotplug.ReholdClaims(r, run) // released last: only then no later daemon finds a record that names them
 	provision.HoldUser(r, run)
-	run.Hold("run directory", run.RemoveDir)
+	run.PushRelease("run directory", run.RemoveDir)
 	provision.ReholdLabels(r, run)
 	r.Ledger.Restore(run.UUID, provision.Demand(run.Definition), statistics.Need(r, run.Definition)) // the guest already has it: this cannot be refused
-	run.Hold("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
+	run.PushRelease("reservation", func(context.Context) error { r.Ledger.Release(run.UUID); return nil })
 	for _, at := range run.Taken {
-		hotplug.HoldDevice(r, run, at)
+		hotplug.ReturnAtEnd(r, run, at)
 	}
 	for _, n := range run.NICs {
 		release, err := provision.ReadoptByAlias(r, run, n)
@@ -412,7 +412,7 @@ func rehold(r *machine.Registry, run *machine.Instance) {
 			run.Log.Info("interface of an adopted guest is missing", "interface", n.IfName, "cause", err)
 			continue
 		}
-		run.Hold(n.What(), release)
+		run.PushRelease(n.ReleaseName(), release)
 	}
-	provision.ReholdRest(r, run)
+	provision.ReholdHostResources(r, run)
 }

@@ -24,9 +24,9 @@ var bootKind = store.Kind{Name: "boot", Version: 1}
 
 const lastBoot = "autostarted"
 
-// loadDues loads what an earlier daemon of this boot left to start, and deletes the records of earlier
+// loadPendingStarts loads what an earlier daemon of this boot left to start, and deletes the records of earlier
 // boots.
-func loadDues(r *machine.Registry) error {
+func loadPendingStarts(r *machine.Registry) error {
 	var old []string
 	err := r.Store.Each(machine.PendingStartKind, func(uuid string, decode func(any) error) error {
 		var d machine.PendingStart
@@ -61,62 +61,62 @@ func Autostart(ctx context.Context, r *machine.Registry) {
 		}
 	}
 	if noted != r.Boot {
-		chooseDues(r)
-		if err := noteDues(r); err != nil {
+		choosePendingStarts(r)
+		if err := storePendingStarts(r); err != nil {
 			r.Log.Error("cannot note this boot's autostart; nothing is started until that can be done", "error", err)
 			r.Loops.Go(func() { autostartLate(ctx, r, scope.Daemon("autostart")) })
 			return
 		}
 	}
-	startDues(ctx, r, scope.Daemon("autostart"))
+	startPending(ctx, r, scope.Daemon("autostart"))
 }
 
 // autostartLate starts the guests of a boot as soon as the store accepts the list: its disk may have been
 // full. If they were started without it, the next daemon would start each of them again.
 func autostartLate(ctx context.Context, r *machine.Registry, sc scope.Scope) {
-	if machine.UntilDone(ctx, lastPause, func() error { return noteDues(r) }) != nil {
+	if machine.RetryUntilDone(ctx, maxRestartPause, func() error { return storePendingStarts(r) }) != nil {
 		return // the daemon stops
 	}
 	r.Log.Info("this boot's autostart is noted now, and begins")
-	startDues(ctx, r, sc)
+	startPending(ctx, r, sc)
 }
 
-// startDues starts the guests that are left.
-func startDues(ctx context.Context, r *machine.Registry, sc scope.Scope) {
-	for _, uuid := range all(&r.PendingStarts) {
+// startPending starts the guests that are left.
+func startPending(ctx context.Context, r *machine.Registry, sc scope.Scope) {
+	for _, uuid := range pendingUUIDs(&r.PendingStarts) {
 		g, err := r.ByUUID(uuid)
 		if err != nil || g.View().State.Active() {
 			r.HasStarted(uuid) // or it is no longer defined
 			continue
 		}
-		r.Loops.Go(func() { autostart(ctx, g, sc) })
+		r.Loops.Go(func() { autostartGuest(ctx, g, sc) })
 	}
 }
 
-// all returns the UUIDs of the guests that are left, in no order.
-func all(d *machine.PendingStarts) []string {
+// pendingUUIDs returns the UUIDs of the guests that are left, in no order.
+func pendingUUIDs(d *machine.PendingStarts) []string {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()
 	return slices.Collect(maps.Keys(d.Left))
 }
 
-// chooseDues finds the guests that this boot is to start.
-func chooseDues(r *machine.Registry) {
+// choosePendingStarts finds the guests that this boot is to start.
+func choosePendingStarts(r *machine.Registry) {
 	for _, g := range r.All() {
 		v := g.View()
 		if !v.Autostart && !v.AutostartOnce || v.State.Active() {
 			continue
 		}
 		r.PendingStarts.Mu.Lock()
-		r.PendingStarts.Left[g.Identity] = machine.PendingStart{Boot: r.Boot, Once: v.AutostartOnce}
+		r.PendingStarts.Left[g.UUID] = machine.PendingStart{Boot: r.Boot, Once: v.AutostartOnce}
 		r.PendingStarts.Mu.Unlock()
 	}
 }
 
-// noteDues stores the list. All records are written concurrently, so that they share transactions.
-func noteDues(r *machine.Registry) error {
+// storePendingStarts stores the list. All records are written concurrently, so that they share transactions.
+func storePendingStarts(r *machine.Registry) error {
 	var noting errgroup.Group
-	for _, uuid := range all(&r.PendingStarts) {
+	for _, uuid := range pendingUUIDs(&r.PendingStarts) {
 		if d, is := r.IsStartPending(uuid); is {
 			noting.Go(func() error { return r.Store.Put(machine.PendingStartKind, uuid, d) })
 		}
@@ -130,16 +130,16 @@ func noteDues(r *machine.Registry) error {
 	return err
 }
 
-// autostart starts one guest of the list: after a crash at once, otherwise if its mark is still set. A
+// autostartGuest starts one guest of the list: after a crash at once, otherwise if its mark is still set. A
 // failed start is repeated after a pause.
-func autostart(ctx context.Context, g *machine.Guest, sc scope.Scope) {
-	d, _ := g.Reg.IsStartPending(g.Identity)
+func autostartGuest(ctx context.Context, g *machine.Guest, sc scope.Scope) {
+	d, _ := g.Reg.IsStartPending(g.UUID)
 	v := g.View()
 	switch {
 	case d.Crashed:
 		_ = g.Change(ctx, sc, "", func() error { // otherwise it is gone, or the daemon stops
 			if g.Instance == nil { // otherwise it is started already
-				startAgain(g, "QEMU ended unexpectedly")
+				restartGuest(g, "QEMU ended unexpectedly")
 			}
 			return nil
 		})
@@ -149,7 +149,7 @@ func autostart(ctx context.Context, g *machine.Guest, sc scope.Scope) {
 			g.Log.Error("cannot take back the mark for one autostart", "error", err)
 		}
 	case !d.Once && !v.Autostart: // the user has cleared the mark since
-		g.Reg.HasStarted(g.Identity)
+		g.Reg.HasStarted(g.UUID)
 		return
 	}
 	failpoint.Reach("autostart.start")
@@ -158,9 +158,9 @@ func autostart(ctx context.Context, g *machine.Guest, sc scope.Scope) {
 		return // the daemon stops: the next one continues
 	}
 	_ = g.Change(ctx, sc, "", func() error { // otherwise it is gone, or the daemon stops
-		if _, is := g.Reg.IsStartPending(g.Identity); is { // otherwise the user was faster
-			g.Revival.Boot = true
-			notRevived(g, err)
+		if _, is := g.Reg.IsStartPending(g.UUID); is { // otherwise the user was faster
+			g.Restarts.Boot = true
+			onStartFailed(g, err)
 		}
 		return nil
 	})

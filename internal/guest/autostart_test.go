@@ -17,7 +17,7 @@ import (
 // A daemon is killed during the autostart of a boot. The next one starts the guests that remain. It does not start
 // guests that ran before: destroyed ones, ones that ended while no daemon ran, and ones without the mark now.
 // Promise: F7
-func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
+func TestAutostart_Interrupted(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
 	byName := map[string]*guest.Guest{}
@@ -35,7 +35,7 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 		s, err := store.Open(filepath.Join(d.dir, "data"))
 		ok(t, err)
 		for _, name := range []string{"left", "ended", "unmarked"} {
-			ok(t, s.Put(store.Kind{Name: "autostart", Version: 1}, byName[name].UUID(), map[string]any{"Boot": "first"}))
+			ok(t, s.Put(store.Kind{Name: "autostart", Version: 1}, byName[name].UUID, map[string]any{"Boot": "first"}))
 		}
 		ok(t, s.Put(store.Kind{Name: "boot", Version: 1}, "autostarted", "first"))
 		ok(t, s.Close())
@@ -66,7 +66,7 @@ func TestAnAutostartThatWasCutOffGoesOn(t *testing.T) {
 // A note of the last boot's autostart that is damaged has that of this boot not be made twice, and keeps no later
 // boot from its own.
 // Promise: F7
-func TestADamagedNoteOfAnAutostartHoldsForOneBoot(t *testing.T) {
+func TestAutostart_DamagedRecord(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
 	g := d.define(small("marked"))
@@ -83,7 +83,7 @@ func TestADamagedNoteOfAnAutostartHoldsForOneBoot(t *testing.T) {
 }
 
 // Promise: F7
-func TestAnAutostartThatFailsIsTold(t *testing.T) {
+func TestAutostart_FailureReported(t *testing.T) {
 	d := newDaemon(t)
 	d.boot, d.heard = "first", make(chan string, 1000)
 	d.reopen(func() {})
@@ -97,7 +97,7 @@ func TestAnAutostartThatFailsIsTold(t *testing.T) {
 // What a guest needs may come later than the daemon when the host boots: its start is tried
 // again, also by the next daemon, until its user gives that up, by any of the ways there are.
 // Promise: F7
-func TestAnAutostartWaitsForWhatTheGuestNeeds(t *testing.T) {
+func TestAutostart_RetriesUntilResourcesExist(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
 	d.reopen(func() {})

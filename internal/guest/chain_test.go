@@ -200,7 +200,7 @@ func (d *daemon) opened(g *guest.Guest, path string) (ways []string) {
 
 // An image that QEMU reads is lent to it to write, whether its disk was there from the start or was plugged in; a
 // job writes there then, and is refused before. When it is taken back QEMU cannot write there any more.
-func TestLendToWrite(t *testing.T) {
+func TestLendToWrite_Chain(t *testing.T) {
 	d := newDaemonOf(t, true)
 	d.chain("top", "mid", "base")
 	d.chain("top2", "mid2", "base2")
@@ -298,9 +298,9 @@ func (d *daemon) noted(path string) string {
 	return string(text[:n])
 }
 
-// What others have of a disk's images is not changed: a guest that is defined, a template, a volume that lies on it,
-// another disk of the guest's own.
-func TestCheckSoleUser(t *testing.T) {
+// What others have of a disk's images is not changed: a guest that is defined, a template, a volume that lies
+// on it, another disk of the guest's own.
+func TestCheckSoleUser_Neighbours(t *testing.T) {
 	d := newDaemonOf(t, true)
 	top := d.chain("top", "mid", "base")
 	at := func(name string) string { return filepath.Join(d.dir, name) }
@@ -341,7 +341,7 @@ func TestCheckSoleUser_HeldClient(t *testing.T) {
 	b := d.define(small("hidden", qcow2Disk(at("others/top"), "vda")))
 	client := func(mayChange bool) scope.Scope {
 		return scopetest.Client(scopetest.Limits{Call: func(uuid string) error {
-			if uuid == b.UUID() && !mayChange {
+			if uuid == b.UUID && !mayChange {
 				return fault.New(fault.Denied, fault.Call, "no")
 			}
 			return nil

@@ -47,10 +47,10 @@ func bareRegistry(t *testing.T) *machine.Registry {
 	return r
 }
 
-func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
+func TestClaim_GuestJustForgotten(t *testing.T) {
 	r, asked := bareRegistry(t), 0
 	var first *machine.Guest
-	g, err := claimed(t.Context(), r, "passing", claimedUUID, func(g *machine.Guest) error {
+	g, err := withClaimedGuest(t.Context(), r, "passing", claimedUUID, func(g *machine.Guest) error {
 		if asked++; asked == 1 {
 			first = g
 			if err := g.Change(t.Context(), scope.Daemon("a test"), "", func() error { forget(g); return nil }); err != nil {
@@ -70,7 +70,7 @@ func TestWhoeverAsksAGuestThatHasJustGoneIsGivenTheNext(t *testing.T) {
 // A request that waits for its turn on the guest is authorized again when its turn comes. Steps that it has started
 // continue.
 // Promise: A1
-func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
+func TestTask_PermissionCheckedAtTurn(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
 	var denied atomic.Bool
@@ -121,13 +121,13 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 // The files of a guest that was undefined go before the next one of its UUID can make its
 // own in their place.
 // Promise: F24
-func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
+func TestClaim_WaitsForRemovals(t *testing.T) {
 	r := bareRegistry(t)
 	dead := filepath.Join(t.TempDir(), "dead")
 	if err := os.Mkdir(dead, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	leaveUndefined(r, t, undefinition{UUID: claimedUUID, NVRAM: filepath.Join(dead, "vars")})
+	leaveUndefined(r, t, undefineOp{UUID: claimedUUID, NVRAM: filepath.Join(dead, "vars")})
 	release, visits := mounttest.Hang(t, dead), mounttest.Visits(t, dead)
 	if err := recoverUndefinitions(r); err != nil {
 		t.Fatal(err)
@@ -142,21 +142,21 @@ func TestTheNextGuestWaitsForTheFilesOfTheLast(t *testing.T) {
 	nothing := func(*machine.Guest) error { return nil }
 	hurried, stop := context.WithCancelCause(t.Context())
 	stop(nil)
-	if _, err := claimed(hurried, r, "next", claimedUUID, nothing); err == nil {
+	if _, err := withClaimedGuest(hurried, r, "next", claimedUUID, nothing); err == nil {
 		t.Error("the next guest is there before the files of the last have gone")
 	}
 	release()
-	if _, err := claimed(t.Context(), r, "next", claimedUUID, nothing); err != nil {
+	if _, err := withClaimedGuest(t.Context(), r, "next", claimedUUID, nothing); err != nil {
 		t.Error(err)
 	}
 }
 
 // A guest that crashed and was undefined before it was started again leaves no start to the
 // next one of its UUID.
-func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
+func TestUndefine_PendingStart(t *testing.T) {
 	r := bareRegistry(t)
-	noteCrash(r, claimedUUID)
-	g, err := claimed(t.Context(), r, "crashed", claimedUUID, func(g *machine.Guest) error {
+	recordCrash(r, claimedUUID)
+	g, err := withClaimedGuest(t.Context(), r, "crashed", claimedUUID, func(g *machine.Guest) error {
 		return g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
 			g.State.Persistent = true
 			return provision.Redefine(g, &domain.Definition{Name: "crashed", UUID: claimedUUID})
@@ -177,13 +177,13 @@ func TestAnUndefinedGuestLeavesNoStartBehind(t *testing.T) {
 // A start from a managed save image fails, and the store says at once that the image was not used. The start's
 // resources are released after that, which may take longer than its daemon lives.
 // Promise: F31
-func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
+func TestManagedSave_UnusedImageKept(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
-	run := machine.NewInstance(machine.InstanceRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
+	run := machine.NewInstance(machine.RunRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
 	run.SaveConsumed = true
 	var rec machine.Record
-	run.Hold("what takes long", func(context.Context) error { return r.Store.Get(machine.Domains, claimedUUID, &rec) })
+	run.PushRelease("what takes long", func(context.Context) error { return r.Store.Get(machine.Domains, claimedUUID, &rec) })
 	l := &launch.Launch{Guest: g, Instance: run, From: &savestate.SavedImage{Managed: true}}
 	l.Unwind(t.Context(), scope.Daemon("a test"))
 	if !rec.ManagedSave {
@@ -200,15 +200,16 @@ func TestAnImageThatWasNotGoneOnFromIsNotNobodysMeanwhile(t *testing.T) {
 	})
 }
 
-// A start from a managed save image that ends with its daemon undoes itself before that: the image is the guest's again.
+// A start from a managed save image that ends with its daemon undoes itself before that: the image is the
+// guest's again.
 // Promise: F31
-func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
+func TestStart_DaemonStopsKeepsImage(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
-	run := machine.NewInstance(machine.InstanceRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
+	run := machine.NewInstance(machine.RunRecord{UUID: claimedUUID, FromManaged: true}, t.TempDir(), r.Kernel, r.Log)
 	run.SaveConsumed = true
 	var undone bool
-	run.Hold("something", func(context.Context) error { undone = true; return nil })
+	run.PushRelease("something", func(context.Context) error { undone = true; return nil })
 	begun := make(chan struct{})
 	go func() {
 		_ = g.Perform(context.WithoutCancel(t.Context()), scope.Daemon("a test"), "", domain.JobStart, 0, func() (machine.Work, error) {
@@ -235,7 +236,7 @@ func TestAStartThatEndsWithItsDaemonKeepsTheImage(t *testing.T) {
 // guestOf is a guest that is defined with a file of UEFI variables.
 func guestOf(t *testing.T, r *machine.Registry, uuid, vars string) *machine.Guest {
 	t.Helper()
-	g, err := claimed(t.Context(), r, "of "+uuid, uuid, func(g *machine.Guest) error {
+	g, err := withClaimedGuest(t.Context(), r, "of "+uuid, uuid, func(g *machine.Guest) error {
 		return g.Change(t.Context(), scope.Daemon("a test"), "", func() error {
 			g.State.Persistent = true
 			d := &domain.Definition{Name: "of " + uuid, UUID: uuid}
@@ -260,7 +261,7 @@ func nailed(t *testing.T) string {
 }
 
 // leaveUndefined leaves what a daemon that was killed did not come to.
-func leaveUndefined(r *machine.Registry, t *testing.T, u undefinition) {
+func leaveUndefined(r *machine.Registry, t *testing.T, u undefineOp) {
 	t.Helper()
 	payload, err := json.Marshal(&u)
 	if err != nil {
@@ -303,7 +304,7 @@ func awaitUndefined(r *machine.Registry, t *testing.T) {
 }
 
 // Promise: F24
-func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
+func TestUndefine_NVRAMNotRemovable(t *testing.T) {
 	r := bareRegistry(t)
 	vars := nailed(t)
 	err := Undefine(t.Context(), guestOf(t, r, claimedUUID, vars), scope.Daemon("a test"), UndefineOptions{NVRAM: true})
@@ -320,7 +321,7 @@ func TestVariablesThatCannotBeRemovedAreTold(t *testing.T) {
 
 // A client that goes just as its guest is undefined takes the variables along, as it asked.
 // Promise: F24
-func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
+func TestUndefine_ClientDisconnects(t *testing.T) {
 	r := bareRegistry(t)
 	vars := filepath.Join(t.TempDir(), "vars")
 	if err := os.WriteFile(vars, nil, 0o600); err != nil {
@@ -348,11 +349,11 @@ func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := bareRegistry(t)
 			vars := nailed(t)
-			leaveUndefined(r, t, undefinition{UUID: claimedUUID, NVRAM: vars, Held: []string{filepath.Dir(vars)}})
+			leaveUndefined(r, t, undefineOp{UUID: claimedUUID, NVRAM: vars, Held: []string{filepath.Dir(vars)}})
 			if err := recoverUndefinitions(r); err != nil {
 				t.Fatal(err)
 			}
-			leave, err := r.Removing.Lock(t.Context(), claimedUUID) // the first try has been made
+			leave, err := r.RemovalLocks.Lock(t.Context(), claimedUUID) // the first try has been made
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -380,7 +381,7 @@ func TestUndefine_VariablesThatCannotBeRemovedYet(t *testing.T) {
 func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 	r := bareRegistry(t)
 	vars := nailed(t)
-	leaveUndefined(r, t, undefinition{UUID: claimedUUID, NVRAM: vars})
+	leaveUndefined(r, t, undefineOp{UUID: claimedUUID, NVRAM: vars})
 	if err := recoverUndefinitions(r); err != nil {
 		t.Fatal(err)
 	}
@@ -399,42 +400,42 @@ func TestUndefine_KeepsWhatAnEarlierOneWouldRemove(t *testing.T) {
 // A partial file of an interrupted start is removed from where it was created. A client that is restricted to
 // folders may have put a symbolic link there since; the removal must not follow it.
 // Promise: A3
-func TestHalfVariablesAreRemovedBehindNoLink(t *testing.T) {
+func TestNVRAM_IncompleteBehindLink(t *testing.T) {
 	r := bareRegistry(t)
 	folder, others := t.TempDir(), t.TempDir()
 	vars := filepath.Join(folder, "way", "vars")
 	for _, dir := range []string{filepath.Dir(vars), others} {
-		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(savestate.Partial(filepath.Join(dir, "vars")), nil, 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(savestate.PartialPath(filepath.Join(dir, "vars")), nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	g := guestOf(t, r, claimedUUID, vars)
-	g.Record.Fences = map[string][]string{vars: {folder}}
+	g.Record.PathLimits = map[string][]string{vars: {folder}}
 	g.Publish()
 	cutOff := func() {
-		rec := &machine.InstanceRecord{UUID: claimedUUID}
+		rec := &machine.RunRecord{UUID: claimedUUID}
 		run := machine.NewInstance(*rec, t.TempDir(), r.Kernel, r.Log)
 		run.Definition = g.Inactive.Clone()
 		run.Definition.OS.NVRAM.Template = "/template"
-		bury(r, run, rec, false)
+		settleEnded(r, run, rec, false)
 	}
 	cutOff()
-	if _, err := os.Lstat(savestate.Partial(vars)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(savestate.PartialPath(vars)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a half-made file stays: %v", err)
 	}
 	if err := errors.Join(os.Remove(filepath.Dir(vars)), os.Symlink(others, filepath.Dir(vars))); err != nil {
 		t.Fatal(err)
 	}
 	cutOff()
-	if _, err := os.Lstat(savestate.Partial(filepath.Join(others, "vars"))); err != nil {
+	if _, err := os.Lstat(savestate.PartialPath(filepath.Join(others, "vars"))); err != nil {
 		t.Errorf("another's file was removed: %v", err)
 	}
 }
 
 // A request is not executed if its client has gone before its turn. It could run after the client's next request.
-func TestNothingIsDoneForWhoHasGone(t *testing.T) {
+func TestTask_ClientGone(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := claimed(t.Context(), r, "busy", claimedUUID, func(*machine.Guest) error { return nil })
+	g, err := withClaimedGuest(t.Context(), r, "busy", claimedUUID, func(*machine.Guest) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -467,9 +468,9 @@ func TestNothingIsDoneForWhoHasGone(t *testing.T) {
 }
 
 // Until the store has one of them both names of a guest that is being renamed are its own.
-func TestNobodyTakesANameAmidARename(t *testing.T) {
+func TestRename_NamesReserved(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := claim(r, "from", claimedUUID, true)
+	g, err := claimGuest(r, "from", claimedUUID, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,7 +478,7 @@ func TestNobodyTakesANameAmidARename(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"from", "to"} {
-		if _, err := claim(r, name, "c0ffee00-0000-4000-8000-0000000000a7", true); !fault.Is(err, fault.Exists) {
+		if _, err := claimGuest(r, name, "c0ffee00-0000-4000-8000-0000000000a7", true); !fault.Is(err, fault.Exists) {
 			t.Errorf("another is given the name %q: %v", name, err)
 		}
 	}
@@ -488,26 +489,26 @@ func TestNobodyTakesANameAmidARename(t *testing.T) {
 }
 
 // What QEMU has told since it was asked counts for more than its answer.
-func TestAnAnswerDoesNotOutdateWhatWasToldSince(t *testing.T) {
+func TestCorrectState_NewerEvent(t *testing.T) {
 	r := bareRegistry(t)
 	g := newGuest(r, "asked", claimedUUID)
-	g.Instance = machine.NewInstance(machine.InstanceRecord{Name: "asked", UUID: claimedUUID}, t.TempDir(), r.Kernel, g.Log)
+	g.Instance = machine.NewInstance(machine.RunRecord{Name: "asked", UUID: claimedUUID}, t.TempDir(), r.Kernel, g.Log)
 	g.Instance.Definition = &domain.Definition{Name: "asked", UUID: claimedUUID}
 	g.State = lifecycle.State{Phase: domain.Paused, Reason: domain.ReasonIOError}
-	meet(g, &inquiry{status: "running"}, domain.Running)
+	correctState(g, &qemuState{status: "running"}, domain.Running)
 	if g.State.Phase != domain.Paused || g.State.Reason != domain.ReasonIOError {
 		t.Errorf("a guest that was paused since is said to be %s (%s)", g.State.Phase, g.State.Reason)
 	}
-	meet(g, &inquiry{status: "running"}, domain.Paused)
+	correctState(g, &qemuState{status: "running"}, domain.Paused)
 	if g.State.Phase != domain.Running {
 		t.Errorf("a guest that runs is said to be %s", g.State.Phase)
 	}
 }
 
 // A client destroys a transient guest during its start. The answer must be that the guest has gone, as requested.
-func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
+func TestDestroy_TransientWhileStarting(t *testing.T) {
 	r := bareRegistry(t)
-	g, err := claim(r, "starting", claimedUUID, true)
+	g, err := claimGuest(r, "starting", claimedUUID, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -533,18 +534,19 @@ func TestATransientGuestIsDestroyedWhileItStarts(t *testing.T) {
 	}
 }
 
-// What waits for its turn with a guest that is forgotten first is not begun: the next guest of its UUID may be there.
+// What waits for its turn with a guest that is forgotten first is not begun: the next guest of its UUID may
+// be there.
 // Promise: F36
-func TestNothingIsBegunOfAGuestThatIsForgotten(t *testing.T) {
+func TestTask_GuestForgotten(t *testing.T) {
 	g, begun := newGuest(bareRegistry(t), "forgotten", claimedUUID), 0
 	for range 2 {
 		g.Waiting = append(g.Waiting, &machine.Task{Ctx: t.Context(), Sc: scope.Daemon("a test"), Kind: domain.JobModify, Reply: make(chan error, 1), Plan: func() (machine.Work, error) {
 			begun++
-			forgetIfNothing(g)
+			forgetIfUnused(g)
 			return nil, nil
 		}})
 	}
-	if continueAfter(g); begun != 1 || len(g.Waiting) != 1 {
+	if startWaiting(g); begun != 1 || len(g.Waiting) != 1 {
 		t.Errorf("%d are begun, and %d wait", begun, len(g.Waiting))
 	}
 }
@@ -568,7 +570,7 @@ func (c *endsLate) Done() <-chan struct{} {
 // A completed request is answered with success, and nothing is undone, even if the client's context has just
 // ended.
 // Promise: F36
-func TestWhatIsDoneIsNoFailure(t *testing.T) {
+func TestTask_DoneDespiteCancel(t *testing.T) {
 	g := newGuest(bareRegistry(t), "asked", claimedUUID)
 	for range 64 { // which of the two is seen is chance
 		ctx := &endsLate{t.Context(), 0, make(chan struct{})}

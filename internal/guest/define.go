@@ -26,32 +26,32 @@ func Define(ctx context.Context, r *machine.Registry, sc scope.Scope, doc string
 	if err := sc.Check(); err != nil {
 		return nil, err
 	}
-	u, err := understand(ctx, r, doc, validate)
+	u, err := parseDefinition(ctx, r, doc, validate)
 	if err != nil {
 		return nil, err
 	}
-	return claimed(ctx, r, u.Plain.Name, u.Plain.UUID, func(g *machine.Guest) error {
+	return withClaimedGuest(ctx, r, u.Plain.Name, u.Plain.UUID, func(g *machine.Guest) error {
 		return g.Change(ctx, sc, "", func() error {
 			if err := g.CheckName(u.Plain.Name); err != nil {
 				return err
 			}
-			def := u.After(provision.CurrentDefinition(g))
-			if err := machine.AskBound(sc, g.Identity, def, doc); err != nil {
+			def := u.Choose(provision.CurrentDefinition(g))
+			if err := machine.ReserveQuota(sc, g.UUID, def, doc); err != nil {
 				return err
 			}
-			before := g.Record.Fences
-			provision.SetPathPolicy(g, sc, def)
+			before := g.Record.PathLimits
+			provision.SetPathLimits(g, sc, def)
 			err := define(g, def, doc)
 			if err != nil {
-				g.Record.Fences = before
+				g.Record.PathLimits = before
 			}
 			return err
 		})
 	})
 }
 
-// understand parses a document and completes it, by the capabilities of the QEMU that it names.
-func understand(ctx context.Context, r *machine.Registry, doc string, validate bool) (u provision.Understood, err error) {
+// parseDefinition parses a document and completes it, by the capabilities of the QEMU that it names.
+func parseDefinition(ctx context.Context, r *machine.Registry, doc string, validate bool) (u provision.ParsedDefinition, err error) {
 	var def *domain.Definition
 	err = fairqueue.Do(ctx, func() (err error) {
 		def, err = domainxml.Parse(doc, domainxml.Options{Validate: validate, Submitted: true})
@@ -68,8 +68,8 @@ func understand(ctx context.Context, r *machine.Registry, doc string, validate b
 		if err := provision.CheckLabels(r, def); err != nil {
 			return err
 		}
-		gives := r.GiveRNG && provision.LacksRNG(def)
-		if err := domainxml.Complete(def, machine.Completion(caps)); err != nil {
+		gives := r.AddRNG && provision.LacksRNG(def)
+		if err := domainxml.Complete(def, machine.HostDefaults(caps)); err != nil {
 			return err
 		}
 		if err := def.Check(); err != nil {
@@ -83,7 +83,7 @@ func understand(ctx context.Context, r *machine.Registry, doc string, validate b
 		}
 		u.Plain = def
 		if gives {
-			u.Given = provision.WithRNG(def, caps)
+			u.WithRNG = provision.WithRNG(def, caps)
 		}
 		return nil
 	})
@@ -97,7 +97,7 @@ func define(g *machine.Guest, def *domain.Definition, doc string) error {
 	}
 	before, old := g.Inactive, g.Record
 	g.Inactive, g.Record.Submitted, g.Record.XML = def, doc, text
-	provision.DropPathPolicy(g, def)
+	provision.DropPathLimits(g, def)
 	if err := g.Store(); err != nil {
 		g.Inactive, g.Record = before, old
 		return err
@@ -122,9 +122,9 @@ func define(g *machine.Guest, def *domain.Definition, doc string) error {
 	return nil
 }
 
-// forgetIfNothing removes a guest after a failure that followed its claim: it is neither defined nor
+// forgetIfUnused removes a guest after a failure that followed its claim: it is neither defined nor
 // running nor starting, as far as is known.
-func forgetIfNothing(g *machine.Guest) {
+func forgetIfUnused(g *machine.Guest) {
 	if g.Inactive == nil && g.Instance == nil && g.CurrentJob == nil && g.Quarantine == "" {
 		forget(g)
 	}
@@ -135,12 +135,12 @@ type UndefineOptions struct{ ManagedSave, Snapshots, Checkpoints, NVRAM, KeepNVR
 
 // Undefine removes the persistent definition. A running guest becomes transient.
 func Undefine(ctx context.Context, g *machine.Guest, sc scope.Scope, o UndefineOptions) error {
-	leave, err := g.Reg.Removing.Lock(ctx, g.Identity)
+	leave, err := g.Reg.RemovalLocks.Lock(ctx, g.UUID)
 	if err != nil {
 		return fault.Wrap(err, fault.Of(err), fault.Domain, "cannot undefine domain %q yet", g.Name())
 	}
 	defer leave()
-	u, err := newUndefinition(ctx, g, sc, o)
+	u, err := newUndefineOp(ctx, g, sc, o)
 	if err != nil {
 		return err
 	}
@@ -166,46 +166,46 @@ func dropDefinition(g *machine.Guest, o UndefineOptions, nvram string) error {
 		return err
 	}
 	inactive := g.Inactive
-	tighten, err := loosen(g, o)
+	revert, err := recordTransient(g, o)
 	if err != nil {
 		return err
 	}
 	g.Inactive = nil
 	if err := g.Store(); err != nil {
 		g.Inactive = inactive
-		tighten()
+		revert()
 		return err
 	}
 	if g.Record.ManagedSave {
 		g.Record.ManagedSave = false
-		savestate.RemoveManagedSaveNow(g)
+		savestate.RemoveUnrecordedSave(g)
 	}
 	if g.Instance == nil {
-		g.GiveUpRevival() // the next guest of this UUID has not crashed
+		g.CancelRestart() // the next guest of this UUID has not crashed
 	}
 	g.State.Persistent, g.Record.Autostart, g.Record.AutostartOnce = false, false, false
 	g.WriteInstance()
 	g.Announce(event.DomainChange{Change: event.Undefined, Detail: event.DetailRemoved})
 	g.Publish()
-	forgetIfNothing(g)
+	forgetIfUnused(g)
 	return nil
 }
 
-// loosen records in the instance record, before the store forgets the guest, that a running guest becomes
+// recordTransient records in the run record, before the store forgets the guest, that a running guest becomes
 // transient. It does so for a guest that has just ended, too. Otherwise the next daemon would find a
-// persistent guest without a stored definition, and take it for lost. tighten reverts this.
-func loosen(g *machine.Guest, o UndefineOptions) (tighten func(), err error) {
+// persistent guest without a stored definition, and take it for lost. The caller undoes this with revert.
+func recordTransient(g *machine.Guest, o UndefineOptions) (revert func(), err error) {
 	r := g.Instance
 	if r == nil {
-		if g.Unstored != nil { // the store must first have the changes that only the instance record has
+		if g.Unstored != nil { // the store must first have the changes that only the run record has
 			if err := g.Store(); err != nil {
 				return nil, err
 			}
 		}
-		return func() {}, savestate.Outdate(g, false)
+		return func() {}, savestate.UpdateLeftRecord(g, false)
 	}
-	def, before := r.Definition, r.InstanceRecord
-	back := func() { g.State.Persistent, r.Definition, r.InstanceRecord = true, def, before }
+	def, before := r.Definition, r.RunRecord
+	back := func() { g.State.Persistent, r.Definition, r.RunRecord = true, def, before }
 	g.State.Persistent = false
 	r.KeepTPM, r.MadeNVRAM = o.KeepTPM, r.MadeNVRAM && !o.KeepNVRAM
 	err = keepMarks(g)
@@ -300,7 +300,7 @@ func rename(g *machine.Guest, sc scope.Scope, name string) error {
 	}
 	def := g.Inactive.Clone()
 	def.Name = name
-	if err := g.Bounded(sc, def); err != nil {
+	if err := g.ReserveQuota(sc, def); err != nil {
 		return err
 	}
 	from := g.Record.Name
@@ -312,7 +312,7 @@ func rename(g *machine.Guest, sc scope.Scope, name string) error {
 		return err
 	}
 	g.Reg.DropName(from)
-	g.Reg.Events.Append(event.Source{Name: from, UUID: g.Identity, ID: g.ID()}, event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
+	g.Reg.Events.Append(event.Source{Name: from, UUID: g.UUID, ID: g.ID()}, event.DomainChange{Change: event.Undefined, Detail: event.DetailRenamed})
 	g.Announce(event.DomainChange{Change: event.Defined, Detail: event.DetailRenamed})
 	return nil
 }

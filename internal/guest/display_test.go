@@ -68,10 +68,10 @@ func serves(t *testing.T, when, port string, want byte) {
 	}
 }
 
-// TestADisplayNeedsNoNetworkOfTheHosts: a VNC display listens where its definition says,
-// also under the next daemon and after a restore, and its QEMU has no network.
+// A VNC display listens where its definition says, also under the next daemon and after a restore, and its
+// QEMU has no network.
 // Promise: I1
-func TestADisplayNeedsNoNetworkOfTheHosts(t *testing.T) {
+func TestDisplay_WithoutHostNetwork(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("shown", `<graphics type='vnc' port='-1' autoport='yes' passwd='secret' keymap='de' sharePolicy='force-shared'/><video><model type='vga'/></video>`))
 	apart := func() {
@@ -110,9 +110,9 @@ func TestADisplayNeedsNoNetworkOfTheHosts(t *testing.T) {
 	serves(t, "after the restore", portOf(g), byPassword)
 }
 
-// TestWhereDisplaysListen: on all addresses that a name has, and on no other.
+// A display listens on all addresses that a name has, and on no other.
 // Promise: A10
-func TestWhereDisplaysListen(t *testing.T) {
+func TestDisplay_ListenAddresses(t *testing.T) {
 	d := newDaemonOf(t, true)
 	hasIPv6 := false
 	if l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "[::1]:0"); err == nil {
@@ -141,7 +141,7 @@ func TestWhereDisplaysListen(t *testing.T) {
 
 // A listener that QEMU opens itself is in the host's network, and the daemon reports that.
 // Promise: I1
-func TestDisplaysThatNeedTheHostsNetwork(t *testing.T) {
+func TestDisplay_NeedsHostNetwork(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("web", fmt.Sprintf(`<graphics type='vnc' autoport='yes' websocket='%s'/>`, freePort(t))))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))

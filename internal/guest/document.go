@@ -13,7 +13,7 @@ var RecordKind = machine.Domains
 func DefinitionView(uuid string, version int, body []byte) (store.DefinitionView, error) {
 	var r machine.Record
 	err := machine.Domains.Decode(uuid, version, body, &r)
-	return store.DefinitionView{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template, Fenced: len(r.Fences) > 0}, err
+	return store.DefinitionView{Name: r.Name, UUID: uuid, XML: r.XML, Autostart: r.Autostart, Template: r.Template, Fenced: len(r.PathLimits) > 0}, err
 }
 
 // WithFormats adds the format of each volume that a document's disks name without one. format returns ""

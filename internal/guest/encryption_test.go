@@ -74,7 +74,7 @@ func (d *daemon) blocks(g *guest.Guest) string {
 }
 
 // Promise: K5
-func TestEncryptedDisks(t *testing.T) {
+func TestEncryption_Disks(t *testing.T) {
 	d := newDaemon(t)
 	d.secret(diskKey, passphrase)
 	d.secret(wrongKey, "another")
@@ -174,10 +174,9 @@ func xmlOf(d *daemon, g *guest.Guest, secure bool) string {
 	return doc
 }
 
-// TestDisksThatCannotBeOpened are refused before anything of the guest runs, each
-// for its own reason.
+// Disks that cannot be opened are refused before QEMU is started, each for its own reason.
 // Promise: K6
-func TestDisksThatCannotBeOpened(t *testing.T) {
+func TestEncryption_CannotOpen(t *testing.T) {
 	d := newDaemon(t)
 	d.secret(wrongKey, "another")
 	locked, clear := d.locked("locked", "raw"), filepath.Join(t.TempDir(), "clear")

@@ -53,11 +53,10 @@ func without(t *testing.T, doc string) string {
 	return before + after
 }
 
-// TestANewMachineGetsRandomNumbers: it is told why and how to undo it, nothing else
-// of the machine differs, it starts so, and a guest keeps it while its user says the
-// same as before.
+// A new machine gets a random number source, and its messages say why and how to undo it. Nothing else of the
+// machine differs, and it starts. The guest keeps the source while its user defines the same document.
 // Promise: H7
-func TestANewMachineGetsRandomNumbers(t *testing.T) {
+func TestRNG_AddedToNewMachine(t *testing.T) {
 	d := newGenerous(t)
 	for _, machine := range []string{"q35", "pc"} {
 		doc := strings.Replace(small("new-"+machine, "<controller type='scsi' model='virtio-scsi'/>"), "'q35'", "'"+machine+"'", 1)
@@ -73,7 +72,7 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 				t.Errorf("the message does not contain %q: %s", word, told)
 			}
 		}
-		id := strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1)
+		id := strings.Replace(doc, "<memory", "<uuid>"+g.UUID+"</uuid><memory", 1)
 		d.define(id)
 		d.wantRNGs(g, 1)
 		d.define(inactive(t, g))
@@ -101,9 +100,9 @@ func TestANewMachineGetsRandomNumbers(t *testing.T) {
 
 const declines = `<metadata><l:guest xmlns:l='` + provision.MarksNamespace + `' rng='no'/></metadata>`
 
-// TestRandomNumbersThatAreTakenOutStayOut, whichever way they went.
+// A random number source that a user removes stays removed, no matter how it was removed.
 // Promise: H7
-func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
+func TestRNG_RemovedStaysRemoved(t *testing.T) {
 	d := newGenerous(t)
 	for name, remove := range map[string]func(*guest.Guest){
 		"alias": func(g *guest.Guest) {
@@ -119,9 +118,9 @@ func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
 		d.wantRNGs(g, 1)
 		remove(g)
 		d.wantRNGs(g, 0)
-		d.define(strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
+		d.define(strings.Replace(doc, "<memory", "<uuid>"+g.UUID+"</uuid><memory", 1))
 		d.wantRNGs(g, 0)
-		run, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(doc, "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1), launch.StartOptions{Paused: true})
+		run, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(doc, "<memory", "<uuid>"+g.UUID+"</uuid><memory", 1), launch.StartOptions{Paused: true})
 		ok(t, err)
 		d.wantRNGs(run, 0)
 		ok(t, guest.Destroy(d.ctx(), run, scope.Daemon("a test"), false))
@@ -131,10 +130,10 @@ func TestRandomNumbersThatAreTakenOutStayOut(t *testing.T) {
 	}
 }
 
-// TestMachinesThatAreNotNewKeepTheirHardware, nor is anything given that was
-// declined, is there, or has no place.
+// A machine that is not new keeps its hardware. No source is added if one is declined or present, or if there
+// is no free slot.
 // Promise: H7
-func TestMachinesThatAreNotNewKeepTheirHardware(t *testing.T) {
+func TestRNG_NotAddedToExistingMachine(t *testing.T) {
 	d := newGenerous(t)
 	own := d.define(small("own", "<rng model='virtio'><backend model='random'>/dev/random</backend></rng>"))
 	if rngs := own.View().Inactive.Devices.RNGs; len(rngs) != 1 || rngs[0].Path != "/dev/random" || len(provision.Decisions(own.View())) > 0 {
@@ -167,7 +166,7 @@ func TestMachinesThatAreNotNewKeepTheirHardware(t *testing.T) {
 		g, err := d.ByName(name)
 		ok(t, err)
 		d.wantRNGs(g, 0)
-		d.define(strings.Replace(small(name), "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
+		d.define(strings.Replace(small(name), "<memory", "<uuid>"+g.UUID+"</uuid><memory", 1))
 		if len(g.View().Inactive.Devices.RNGs) > 0 {
 			t.Errorf("%s is given a source when it is defined again", name)
 		}

@@ -278,7 +278,7 @@ func multiplies() error {
 }
 
 // Promise: I1
-func TestAQEMUThatWasTakenOverReachesNothing(t *testing.T) {
+func TestEscape_QEMU(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
 		t.Run(fmt.Sprintf("isolated=%v", isolated), func(t *testing.T) { testEscape(t, isolated, false) })
 	}

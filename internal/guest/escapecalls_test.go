@@ -25,7 +25,7 @@ var calls = map[string]func(t targets) error{
 	},
 	"have the host look for a key": func(targets) error {
 		_, err := unix.RequestKey("keyring", "lodge-escape", "", 0)
-		return found(err)
+		return storeRecovered(err)
 	},
 	"reach other virtual machines":           func(targets) error { return makes(unix.AF_VSOCK, unix.SOCK_STREAM, 0) },
 	"use ciphers of the kernel's":            func(targets) error { return makes(unix.AF_ALG, unix.SOCK_SEQPACKET, 0) },
@@ -171,8 +171,8 @@ func (t targets) opensHandle() error {
 	return closed(unix.OpenByHandleAt(int(on.Fd()), unix.NewFileHandle(t.HandleType, t.Handle), unix.O_RDONLY))
 }
 
-// found tells that there is no such key from that nothing was looked for.
-func found(err error) error {
+// storeRecovered tells that there is no such key from that nothing was looked for.
+func storeRecovered(err error) error {
 	if errors.Is(err, unix.ENOKEY) {
 		return nil
 	}

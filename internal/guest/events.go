@@ -21,7 +21,7 @@ func handleEvent(g *machine.Guest, e qmp.Event, more bool) {
 	if !more {
 		g.Instance.Events = nil
 		if !g.Instance.Gone() {
-			loseMonitor(g)
+			onMonitorLost(g)
 		}
 		return
 	}
@@ -39,7 +39,7 @@ func handleEvent(g *machine.Guest, e qmp.Event, more bool) {
 var qemuEvents = map[string]func(*machine.Guest, json.RawMessage){
 	"STOP": func(g *machine.Guest, _ json.RawMessage) { g.Advance(lifecycle.Stopped{}) },
 	"RESUME": func(g *machine.Guest, _ json.RawMessage) {
-		provision.HasSpaceAgain(g)
+		provision.ClearDiskFull(g)
 		g.Advance(lifecycle.Resumed{})
 		g.Instance.Ops.RetryOwed()
 	},
@@ -115,7 +115,7 @@ func onIOError(g *machine.Guest, data json.RawMessage) {
 		path, alias = statistics.DiskByDevice(g.Instance, e.Device)
 	}
 	if e.Action == "stop" && e.NoSpace {
-		provision.LacksSpace(g, path)
+		provision.RecordDiskFull(g, path)
 	}
 	g.Announce(event.DomainIOError{Path: path, Alias: alias, Action: action, Reason: reason})
 }
@@ -128,7 +128,7 @@ func onWatchdog(g *machine.Guest, data json.RawMessage) {
 	if e.Action == "pause" {
 		g.Advance(lifecycle.Failing{Reason: domain.ReasonWatchdog})
 	}
-	g.Announce(event.DomainWatchdog{Action: brief(e.Action)})
+	g.Announce(event.DomainWatchdog{Action: eventName(e.Action)})
 }
 
 func onRTC(g *machine.Guest, data json.RawMessage) {
@@ -144,16 +144,16 @@ func onBalloon(g *machine.Guest, data json.RawMessage) {
 		return
 	}
 	g.SetActive(func(d *domain.Definition) {
-		leaveMemory(d, e.Actual)
+		setCurrentMemory(d, e.Actual)
 		e.Actual = d.CurrentMemory
 	})
 	g.Announce(event.DomainBalloon{Actual: e.Actual})
 }
 
-// leaveMemory records the memory that the balloon leaves to the guest, in bytes. QEMU may report more than
+// setCurrentMemory records the memory that the balloon leaves to the guest, in bytes. QEMU may report more than
 // the guest has, or 0. Such a definition could not be parsed again, and the next daemon could not adopt the
 // guest.
-func leaveMemory(d *domain.Definition, bytes uint64) {
+func setCurrentMemory(d *domain.Definition, bytes uint64) {
 	if bytes >= 1<<10 { // it is written in KiB
 		d.CurrentMemory = min(bytes, d.Memory)
 	}
@@ -220,8 +220,8 @@ func onChannel(g *machine.Guest, data json.RawMessage) {
 	}
 }
 
-// displayEnd is one end of a display connection, as QEMU reports it.
-type displayEnd struct {
+// displayEndpoint is one end of a display connection, as QEMU reports it.
+type displayEndpoint struct {
 	Host, Service, Family string
 	Port                  string // spice
 	Auth                  string
@@ -229,23 +229,23 @@ type displayEnd struct {
 	SASL                  string `json:"sasl_username"`
 }
 
-// maxBrief bounds, in bytes, a name in an event that QEMU sends. The event log keeps thousands of events,
+// maxEventName bounds, in bytes, a name in an event that QEMU sends. The event log keeps thousands of events,
 // for every client.
-const maxBrief = 512
+const maxEventName = 512
 
-// brief returns such a name in the length that is passed on.
-func brief(text string) string { return provision.Told(text[:min(len(text), maxBrief)]) }
+// eventName returns such a name in the length that is passed on.
+func eventName(text string) string { return provision.Printable(text[:min(len(text), maxEventName)]) }
 
 func onDisplay(phase string) func(*machine.Guest, json.RawMessage) {
 	return func(g *machine.Guest, data json.RawMessage) {
-		var e struct{ Server, Client displayEnd }
+		var e struct{ Server, Client displayEndpoint }
 		if !g.Decode("display event", data, &e) {
 			return
 		}
 		g.Announce(event.DomainGraphics{
-			Phase: phase, AuthScheme: brief(e.Server.Auth), X509Name: brief(e.Client.X509), SASLUser: brief(e.Client.SASL),
-			LocalFamily: brief(e.Server.Family), LocalNode: brief(e.Server.Host), LocalService: brief(e.Server.Service + e.Server.Port),
-			RemoteFamily: brief(e.Client.Family), RemoteNode: brief(e.Client.Host), RemoteService: brief(e.Client.Service + e.Client.Port),
+			Phase: phase, AuthScheme: eventName(e.Server.Auth), X509Name: eventName(e.Client.X509), SASLUser: eventName(e.Client.SASL),
+			LocalFamily: eventName(e.Server.Family), LocalNode: eventName(e.Server.Host), LocalService: eventName(e.Server.Service + e.Server.Port),
+			RemoteFamily: eventName(e.Client.Family), RemoteNode: eventName(e.Client.Host), RemoteService: eventName(e.Client.Service + e.Client.Port),
 		})
 	}
 }

@@ -24,7 +24,7 @@ func Prepare(ctx context.Context, g *machine.Guest) error {
 }
 
 // PauseBefore is how long the start waits that follows the nth crash in a row.
-func PauseBefore(n int) time.Duration { return pauseBefore(n) }
+func PauseBefore(n int) time.Duration { return restartPause(n) }
 
 // Next names the guest for which a QEMU would be prepared now; "": none.
 func Next(r *machine.Registry) string {
@@ -47,7 +47,7 @@ func Session(g *machine.Guest) *qmp.Session { return g.Live.Load().Session.Load(
 func LoseMonitor(g *machine.Guest) { g.Live.Load().Session.Load().Close() }
 
 // RunDir is a running guest's private directory.
-func RunDir(g *machine.Guest) string { return g.Reg.GuestDir(g.Identity) }
+func RunDir(g *machine.Guest) string { return g.Reg.GuestDir(g.UUID) }
 
 // ManagedSavePath is where the guest's managed save image is, if it has one.
 func ManagedSavePath(g *machine.Guest) string { return savestate.ManagedSavePath(g) }
@@ -57,11 +57,11 @@ func ForgetPrepared(g *machine.Guest) {
 	p := g.Reg.WarmPool
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
-	delete(p.Ready, g.Identity)
+	delete(p.Ready, g.UUID)
 }
 
-// CutLogs looks at the sizes of all logs now, and LogPath is a guest's.
-func CutLogs(r *machine.Registry) { console.CutLogs(r) }
+// TrimLogs looks at the sizes of all logs now, and LogPath is a guest's.
+func TrimLogs(r *machine.Registry) { console.TrimLogs(r) }
 
 // LogPath is where a guest's log lies.
 func LogPath(r *machine.Registry, name string) string { return filepath.Join(r.LogDir(), name+".log") }
@@ -84,7 +84,7 @@ func DestroyerOfThisRun(g *machine.Guest) func(context.Context) error {
 func DumperOfThisRun(g *machine.Guest) func(ctx context.Context, path string) error {
 	r := g.Live.Load()
 	return func(ctx context.Context, path string) error {
-		return savestate.Dump(ctx, g, scope.Daemon("a test"), path, savestate.DumpOptions{In: r})
+		return savestate.Dump(ctx, g, scope.Daemon("a test"), path, savestate.DumpOptions{OnlyInstance: r})
 	}
 }
 
@@ -105,7 +105,7 @@ func Owed(g *machine.Guest) (n int) {
 }
 
 // Unread are the bytes of a running guest's pictures that were not read.
-func Unread(g *machine.Guest) int64 { return g.Live.Load().Pictures.Bytes.Load() }
+func Unread(g *machine.Guest) int64 { return g.Live.Load().Screenshots.Bytes.Load() }
 
 // IsDue says that this boot has still to start a guest.
 func IsDue(r *machine.Registry, uuid string) bool {
@@ -121,7 +121,7 @@ func LendToWrite(ctx context.Context, g *machine.Guest, target string, place int
 
 // TakeBackToRead takes it back.
 func TakeBackToRead(ctx context.Context, g *machine.Guest, number uint, path, format string) (kept bool, err error) {
-	return provision.TakeBackToRead(ctx, g, scope.Daemon("a test"), g.Live.Load(), machine.Written{Number: number, Path: path, Format: format})
+	return provision.TakeBackToRead(ctx, g, scope.Daemon("a test"), g.Live.Load(), machine.LentImage{Number: number, Path: path, Format: format})
 }
 
 // CheckSoleUser refuses what others have of the images of a disk, from one place in its chain to another.
@@ -132,7 +132,7 @@ func CheckSoleUser(ctx context.Context, g *machine.Guest, target string, from, t
 // CheckSoleUserFor is CheckSoleUser for a client.
 func CheckSoleUserFor(ctx context.Context, g *machine.Guest, sc scope.Scope, target string, from, to int) error {
 	d := statistics.FindDiskByName(g.View().Active, target)
-	chain, err := provision.OpenShownFile(ctx, g.Reg, scope.Daemon("a test"), g.Live.Load(), g.View().Fences, d)
+	chain, err := provision.OpenCheckedChain(ctx, g.Reg, scope.Daemon("a test"), g.Live.Load(), g.View().PathLimits, d)
 	if err != nil {
 		return err
 	}

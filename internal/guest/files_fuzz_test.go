@@ -114,10 +114,10 @@ func FuzzJournals(f *testing.F) {
 		f.Add(which, text)
 	}
 	const drive = `<disk type='file' device='cdrom'><source file='/a' index='2'/><target dev='sda' bus='sata'/></disk>`
-	steps := []hotplug.Undoing{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
-	add(0, machine.InstanceRecord{
+	steps := []hotplug.UndoCommand{{Command: "device_del", Args: json.RawMessage(`{"id":"net1"}`)}}
+	add(0, machine.RunRecord{
 		Name: "a", UUID: "u", ID: 3, XML: fuzzedGuest, PID: 7, Messages: []string{"m"}, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0", Bridge: "br0"}},
-		NoRoom: []string{"vda"},
+		FullDisks: []string{"vda"},
 	})
 	for kind, payload := range map[string]any{
 		hotplug.MediaKind.Name:    hotplug.MediaOp{Live: drive, Saved: drive, Node: "n", Old: []uint{1, 2}, Undo: steps, Rest: steps},
@@ -126,7 +126,7 @@ func FuzzJournals(f *testing.F) {
 		hotplug.UpdateKind.Name:   hotplug.UpdateOp{OfActive: fuzzedGuest, Active: fuzzedGuest, OfConfig: fuzzedGuest, Config: fuzzedGuest, VCPUs: 1, Balloon: new(uint64)},
 		savestate.SaveKind.Name:   savestate.SaveOp{MemoryImage: savestate.MemoryImage{Path: "/s", WasRunning: true, Made: &savestate.MadeFile{Path: "/s", Device: 1, Inode: 2}}, Managed: true},
 		savestate.DumpKind.Name:   savestate.DumpOp{MemoryImage: savestate.MemoryImage{Path: "/s"}},
-		hotplug.IothreadKind.Name: hotplug.IOThreadOp{ID: 1, Config: true},
+		hotplug.IOThreadKind.Name: hotplug.IOThreadOp{ID: 1, Config: true},
 		hotplug.CleanupKind.Name:  hotplug.CleanupOp{Alias: "net1", Objects: steps, NIC: &machine.HeldNIC{Alias: "net1", IfName: "vnet1", Bridge: "br0"}},
 	} {
 		text, err := json.Marshal(payload)
@@ -183,6 +183,6 @@ func readOperation(r *machine.Registry, dir string) (any, error) {
 	if err != nil || len(records) == 0 {
 		return nil, errors.Join(err, os.ErrNotExist)
 	}
-	run := machine.NewInstance(machine.InstanceRecord{Name: "a", UUID: records[0].Owner}, dir, kernel.Root{}, r.Log)
-	return records[0], r.GiveOperations(run, records)
+	run := machine.NewInstance(machine.RunRecord{Name: "a", UUID: records[0].Owner}, dir, kernel.Root{}, r.Log)
+	return records[0], r.SetOperations(run, records)
 }

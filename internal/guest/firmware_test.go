@@ -16,7 +16,7 @@ import (
 // A guest's firmware or variables file is replaced by an image with a header that names a backing or data file.
 // QEMU would open that file by any protocol that it knows, and the guest would read it.
 // Promise: A3
-func TestFirmwareLeadsNowhere(t *testing.T) {
+func TestFirmware_BackingFileRefused(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
 		t.Run(fmt.Sprintf("isolated=%v", isolated), func(t *testing.T) { testFirmware(t, isolated) })
 	}
@@ -45,8 +45,8 @@ func testFirmware(t *testing.T, isolated bool) {
 	ok(t, launch.Start(d.ctx(), define(whole, vars), scope.Daemon("a test"), launch.StartOptions{Paused: true}))
 }
 
-// TestAnOptionROMIsSeen: a device's ROM in a file of the user's own is read by a QEMU that sees little of the host.
-func TestAnOptionROMIsSeen(t *testing.T) {
+// QEMU reads a device's ROM from a file of the user, although the sandbox shows little of the host.
+func TestFirmware_OptionROMShown(t *testing.T) {
 	d := newDaemonOf(t, true)
 	rom := filepath.Join(t.TempDir(), "rom")
 	ok(t, os.WriteFile(rom, make([]byte, 4<<10), 0o600))

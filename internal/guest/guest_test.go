@@ -117,7 +117,7 @@ func (d *daemon) open() {
 	var err error
 	d.whole, err = whole.Open(d.t.Context(), c)
 	if d.isolated && fault.Is(err, fault.Unsupported) {
-		d.t.Skipf("no chambers here: %v", err)
+		d.t.Skipf("no sandbox here: %v", err)
 	}
 	if err != nil {
 		d.t.Fatal(err)
@@ -250,7 +250,7 @@ func until(t *testing.T, r *event.Reader, change event.Change, detail string) {
 	}
 }
 
-func TestALife(t *testing.T) {
+func TestLifecycle_StartToShutdown(t *testing.T) {
 	d := newDaemon(t)
 	events := d.events.Reader()
 	g := d.define(small("life"))
@@ -284,7 +284,7 @@ func TestALife(t *testing.T) {
 	}
 }
 
-func TestATransientGuestGoesWhenItEnds(t *testing.T) {
+func TestTransient_ForgottenAtEnd(t *testing.T) {
 	d := newDaemon(t)
 	g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), small("passing"), launch.StartOptions{Paused: true})
 	ok(t, err)
@@ -294,7 +294,7 @@ func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 	}
 	// A definition while it runs makes it persistent.
 	ok(t, func() error {
-		_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("passing"), "<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1), false)
+		_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), strings.Replace(small("passing"), "<name>", "<uuid>"+g.UUID+"</uuid><name>", 1), false)
 		return err
 	}())
 	if !g.View().Persistent {
@@ -307,7 +307,7 @@ func TestATransientGuestGoesWhenItEnds(t *testing.T) {
 	}
 }
 
-func TestAFailedStartLeavesNothing(t *testing.T) {
+func TestStart_FailureLeavesNothing(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("broken", `<disk type='file' device='disk'><source file='/nowhere/at-all.raw'/><target dev='vda' bus='virtio'/></disk>`))
 	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.NotFound, "/nowhere/at-all.raw")
@@ -320,7 +320,7 @@ func TestAFailedStartLeavesNothing(t *testing.T) {
 	refused(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}), fault.Failed, "no-such-option")
 }
 
-func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
+func TestAdoption_ReplacedDaemon(t *testing.T) {
 	d := newDaemon(t)
 	running := d.define(small("running"))
 	ok(t, launch.Start(d.ctx(), running, scope.Daemon("a test"), launch.StartOptions{}))
@@ -335,7 +335,7 @@ func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	ok(t, syscall.Kill(pid, syscall.SIGKILL))
 	d.open()
 
-	g, err := d.ByUUID(running.UUID())
+	g, err := d.ByUUID(running.UUID)
 	ok(t, err)
 	after := g.View()
 	if after.State != domain.Running || after.ID != before.ID || !after.StuckSince.IsZero() {
@@ -343,7 +343,7 @@ func TestADaemonIsReplacedUnderRunningGuests(t *testing.T) {
 	}
 	ok(t, guest.Suspend(d.ctx(), g, scope.Daemon("a test")))
 	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
-	g, err = d.ByUUID(paused.UUID())
+	g, err = d.ByUUID(paused.UUID)
 	ok(t, err)
 	d.want(g, domain.Paused, domain.ReasonUser)
 	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
@@ -370,7 +370,7 @@ func (d *daemon) pid(name string) int {
 }
 
 // Promise: W1, W2
-func TestAStuckGuestDelaysNobodyAndCanBeDestroyed(t *testing.T) {
+func TestDestroy_StuckGuest(t *testing.T) {
 	d := newDaemon(t)
 	stuck, healthy := d.define(small("stuck")), d.define(small("healthy"))
 	ok(t, launch.Start(d.ctx(), stuck, scope.Daemon("a test"), launch.StartOptions{}))
@@ -399,7 +399,7 @@ func TestAStuckGuestDelaysNobodyAndCanBeDestroyed(t *testing.T) {
 }
 
 // Promise: F3
-func TestAQEMUThatIsKilledIsACrash(t *testing.T) {
+func TestExit_QEMUKilled(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("killed"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -409,7 +409,7 @@ func TestAQEMUThatIsKilledIsACrash(t *testing.T) {
 	d.want(g, domain.ShutOff, domain.ReasonCrashed)
 }
 
-func TestSaveAndRestore(t *testing.T) {
+func TestSave_Restore(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("saved"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -449,7 +449,7 @@ func TestSaveAndRestore(t *testing.T) {
 
 // The owner of an image's directory must neither read the guest's memory nor choose a file of the host to
 // overwrite.
-func TestASavedImageIsNobodyElsesFile(t *testing.T) {
+func TestSave_ImageFileMode(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("private"))
 	path, other := filepath.Join(d.dir, "image"), filepath.Join(d.dir, "other")
@@ -486,11 +486,11 @@ func (d *daemon) settle(g *guest.Guest, state domain.State) {
 	}
 }
 
-func TestConflictingDefinitionsAreRefused(t *testing.T) {
+func TestDefine_Conflict(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("taken"))
 	_, err := guest.Define(d.ctx(), d.Registry, scope.Daemon("a test"), small("taken"), false)
-	refused(t, err, fault.Exists, "already exists with uuid "+g.UUID())
+	refused(t, err, fault.Exists, "already exists with uuid "+g.UUID)
 	other := d.define(small("other"))
 	refused(t, guest.Rename(d.ctx(), other, scope.Daemon("a test"), "taken"), fault.Exists, "taken")
 	ok(t, guest.Rename(d.ctx(), other, scope.Daemon("a test"), "renamed"))
@@ -499,7 +499,7 @@ func TestConflictingDefinitionsAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheConsoleIsShared(t *testing.T) {
+func TestConsole_Shared(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(strings.Replace(small("talks"), "</type>", "</type><bios useserial='yes'/>", 1))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
@@ -537,7 +537,7 @@ func readUntil(t *testing.T, r io.Reader, wanted string) {
 // A guest learns from a new generation ID that it may have run from the same state before. After a normal start it
 // must not be told so.
 // Promise: H8
-func TestAGenerationIsOfWhatIsRestored(t *testing.T) {
+func TestGenID_AfterRestore(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(strings.Replace(small("generations"), "<memory", "<genid/><memory", 1))
 	defined := g.View().Inactive.GenID

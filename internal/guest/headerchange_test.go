@@ -135,7 +135,7 @@ var alike = strings.ReplaceAll(title("other"), "long ", "LONG ")
 // The daemon repairs it on its next use. If nothing is recorded about the image it is refused with a reason,
 // whatever part of the new definition it has.
 // Promise: F14
-func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
+func TestHeaderChange_InterruptedThenMoved(t *testing.T) {
 	s := newImageShelf(t)
 	c, _ := s.begun(alike)
 	blocks := slices.Collect(slices.Chunk(c.After, savestate.HeaderBlock))
@@ -173,17 +173,17 @@ func TestAnImageThatIsMovedAmidAChangeIsMendedOrRefused(t *testing.T) {
 
 // A change that is under way goes on in the file that it began in, wherever that is moved to.
 // Promise: F14
-func TestAnImageThatIsMovedWhileItIsChangedIsLeftAlone(t *testing.T) {
+func TestHeaderChange_MovedDuringChange(t *testing.T) {
 	s := newImageShelf(t)
 	c, f := s.begun(alike)
-	_, leave, err := savestate.HeaderTurn(t.Context(), s.Registry, f)
+	_, leave, err := savestate.LockHeader(t.Context(), s.Registry, f)
 	s.must(err)
 	s.cutOff(f, slices.Collect(slices.Chunk(c.After, savestate.HeaderBlock)), 2)
 	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
 	s.must(os.Rename(s.path, elsewhere))
 	hurried, stop := context.WithCancelCause(t.Context())
 	stop(nil)
-	if i, err := savestate.OpenSavedNow(hurried, s.Registry, elsewhere, savestate.SaveOptions{}); err == nil {
+	if i, err := savestate.OpenSavedNoWait(hurried, s.Registry, elsewhere, savestate.SaveOptions{}); err == nil {
 		i.Close()
 		t.Error("an image is read while it is changed")
 	}
@@ -196,7 +196,7 @@ func TestAnImageThatIsMovedWhileItIsChangedIsLeftAlone(t *testing.T) {
 
 // A copy is mended, and the image that it was copied from, too.
 // Promise: F14
-func TestACopyOfAnImageAmidAChangeIsMended(t *testing.T) {
+func TestHeaderChange_InterruptedThenCopied(t *testing.T) {
 	s := newImageShelf(t)
 	c, f := s.begun(alike)
 	s.cutOff(f, slices.Collect(slices.Chunk(c.After, savestate.HeaderBlock)), 2)
@@ -215,7 +215,7 @@ func TestACopyOfAnImageAmidAChangeIsMended(t *testing.T) {
 }
 
 // Promise: F14
-func TestAHeaderThatIsCutOffIsTheOldOneOrTheNewOne(t *testing.T) {
+func TestHeaderChange_InterruptedAtEachBlock(t *testing.T) {
 	s := newImageShelf(t)
 	c, _ := s.begun(title("the second one"))
 	blocks := slices.Collect(slices.Chunk(c.After, savestate.HeaderBlock))
@@ -252,7 +252,7 @@ func TestAHeaderThatIsCutOffIsTheOldOneOrTheNewOne(t *testing.T) {
 }
 
 // Promise: F14
-func TestAChangeThatFailsLeavesTheOldHeader(t *testing.T) {
+func TestHeaderChange_FailureKeepsOldHeader(t *testing.T) {
 	s := newImageShelf(t)
 	c, _ := s.begun(title("second"))
 	f, err := os.Open(s.path) // every write fails
@@ -278,7 +278,7 @@ func TestAChangeThatFailsLeavesTheOldHeader(t *testing.T) {
 }
 
 // Promise: F14
-func TestAnImageThatTookTheOthersPlaceStaysAsItIs(t *testing.T) {
+func TestHeaderChange_ImageReplaced(t *testing.T) {
 	s := newImageShelf(t)
 	s.begun(title("second"))
 	s.save(s.path, title("another image"))
@@ -294,7 +294,7 @@ func TestAnImageThatTookTheOthersPlaceStaysAsItIs(t *testing.T) {
 }
 
 // The record of an image is kept while its file system may come back. With a managed save image it is removed.
-func TestWhatIsNotedOfAnImageGoesWithIt(t *testing.T) {
+func TestHeaderChange_RecordRemovedWithImage(t *testing.T) {
 	s := newImageShelf(t)
 	s.begun(title("second"))
 	s.must(os.Rename(s.path, s.path+".away"))
@@ -312,14 +312,14 @@ func TestWhatIsNotedOfAnImageGoesWithIt(t *testing.T) {
 	s.path = savestate.ManagedSavePath(g)
 	s.save(s.path, title("first"))
 	s.begun(title("second"))
-	savestate.RemoveManagedSaveNow(g)
+	savestate.RemoveUnrecordedSave(g)
 	if _, err := os.Lstat(s.path); s.noted() || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("of an image that was removed something stays (%v)", err)
 	}
 }
 
 // A reader during header changes sees a complete header of one writer, by every path of the image.
-func TestOneAtATimeChangesAHeader(t *testing.T) {
+func TestHeaderChange_OneAtATime(t *testing.T) {
 	s := newImageShelf(t)
 	link := filepath.Join(t.TempDir(), "link")
 	s.must(os.Symlink(s.path, link))
@@ -353,7 +353,7 @@ func TestOneAtATimeChangesAHeader(t *testing.T) {
 	}
 }
 
-func TestAHeaderThatIsTooLongForItsPlaceIsRefused(t *testing.T) {
+func TestHeaderChange_TooLong(t *testing.T) {
 	s := newImageShelf(t)
 	err := savestate.RedefineSaved(t.Context(), s.Registry, scope.Daemon("a test"), s.path, savestate.SaveOptions{XML: title(strings.Repeat("x", savestate.SaveAlign))})
 	if !fault.Is(err, fault.Invalid) && (err == nil || !strings.Contains(err.Error(), "too long")) {
@@ -366,7 +366,7 @@ func TestAHeaderThatIsTooLongForItsPlaceIsRefused(t *testing.T) {
 
 // An image with a definition that could not be defined is refused, no matter which user wrote it.
 // Promise: A3
-func TestAnImageWithoutBoundsIsNotRead(t *testing.T) {
+func TestReadSaved_Bounded(t *testing.T) {
 	s := newImageShelf(t)
 	for word, part := range map[string]string{
 		"iothreads": "<iothreads>18446744073709551615</iothreads>",

@@ -18,7 +18,7 @@ import (
 // A save image may come from anywhere. It belongs to the guest with its UUID, in any spelling. An image without a
 // UUID belongs to no guest: folders are named by the UUID, and without one the folder of all guests was removed.
 // Promise: X9
-func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
+func TestManagedSave_PathByUUID(t *testing.T) {
 	d := newDaemon(t)
 	g, other := d.define(small("saved")), d.define(small("other"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -27,7 +27,7 @@ func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
 	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), path, savestate.SaveOptions{}))
 	d.settle(g, domain.ShutOff)
 	ok(t, guest.Rename(d.ctx(), g, scope.Daemon("a test"), "renamed"))
-	spelt := "<uuid>" + g.UUID() + "</uuid>"
+	spelt := "<uuid>" + g.UUID + "</uuid>"
 	respell := func(to string) {
 		image, err := os.ReadFile(path)
 		ok(t, err)
@@ -45,13 +45,13 @@ func TestAnImageIsOfTheGuestOfItsUUID(t *testing.T) {
 	}
 	refused(t, err, fault.Failed, "names no UUID")
 
-	respell("<uuid>" + strings.ToUpper(g.UUID()) + "</uuid>")
+	respell("<uuid>" + strings.ToUpper(g.UUID) + "</uuid>")
 	_, err = guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	refused(t, err, fault.Exists, "already defined with uuid")
 	ok(t, guest.Rename(d.ctx(), g, scope.Daemon("a test"), "saved"))
 	again, err := guest.Restore(d.ctx(), d.Registry, scope.Daemon("a test"), path, savestate.SaveOptions{})
 	ok(t, err)
 	if again != g || len(d.All()) != 2 {
-		t.Errorf("%s is restored as %s: there are %d guests", g.UUID(), again.UUID(), len(d.All()))
+		t.Errorf("%s is restored as %s: there are %d guests", g.UUID, again.UUID, len(d.All()))
 	}
 }

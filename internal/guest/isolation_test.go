@@ -52,10 +52,9 @@ func (d *daemon) doesIn(group *kernel.Group, cmd *exec.Cmd) string {
 	return ""
 }
 
-// TestAGuestOpensNoDeviceButItsOwn: whatever a QEMU that was taken over comes by, and
-// be it root, the kernel lets it open the devices of its sandbox alone.
+// The kernel lets a compromised QEMU open the devices of its own sandbox only, even as root.
 // Promise: I2
-func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
+func TestIsolation_Devices(t *testing.T) {
 	d := newDaemonOf(t, true)
 	if !d.groups.Has(kernel.DeviceController) {
 		t.Skip("this host does not control devices: ", d.groups.Absent()[kernel.DeviceController])
@@ -67,9 +66,9 @@ func TestAGuestOpensNoDeviceButItsOwn(t *testing.T) {
 	}
 	g := d.define(small("bounded", "<controller type='usb' model='qemu-xhci'/>"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	group := d.groups.Guest(g.UUID())
+	group := d.groups.Guest(g.UUID)
 	if said := d.opensIn(group, "/dev/urandom"); said != "" {
-		t.Errorf("it may not open a device of every chamber: %s", said)
+		t.Errorf("it may not open a device of every sandbox: %s", said)
 	}
 	if d.opensIn(group, other) == "" {
 		t.Error("it may open any device")
@@ -114,7 +113,7 @@ const hugePage = 2 << 20
 // A compromised QEMU gets only the huge pages that its guest's memory, plugged modules included, may use. The
 // host's other huge pages stay free for others.
 // Promise: I2
-func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
+func TestIsolation_HugePages(t *testing.T) {
 	d := newDaemonOf(t, true)
 	if !d.groups.Has(kernel.HugePages) {
 		t.Skip("this host does not control huge pages: ", d.groups.Absent()[kernel.HugePages])
@@ -138,7 +137,7 @@ func TestAGuestTakesNoHugePagesButItsOwn(t *testing.T) {
 	}
 	g := d.define(growing("pages"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	group := d.groups.Guest(g.UUID())
+	group := d.groups.Guest(g.UUID)
 	if takes(group) == "" {
 		t.Error("a guest without huge pages takes those of others")
 	}
@@ -160,7 +159,7 @@ func labelsOf(d *daemon, v *guest.View) string {
 
 // The live definition and the guest's view show the isolation of a guest, and they are true.
 // Promise: I6
-func TestIsolationIsTold(t *testing.T) {
+func TestIsolation_Reported(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("told", ""))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -196,9 +195,9 @@ func TestIsolationIsTold(t *testing.T) {
 // Each guest has its own scheduling cookie. The kernel runs only threads with the same cookie on one core at the
 // same time.
 // Promise: I7
-func TestGuestsShareNoCore(t *testing.T) {
+func TestIsolation_CoreScheduling(t *testing.T) {
 	d := newDaemonOf(t, true)
-	if err := d.Quarters.Builder.EnableCoreScheduling(); err != nil {
+	if err := d.Isolation.Builder.EnableCoreScheduling(); err != nil {
 		t.Skip(err)
 	}
 	cookies := map[uint64]string{}
@@ -219,7 +218,7 @@ func TestGuestsShareNoCore(t *testing.T) {
 
 // With io_uring QEMU could create sockets that no filter sees. So a guest that needs no io_uring gets none.
 // Promise: I1
-func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
+func TestIsolation_IOUring(t *testing.T) {
 	d := newDaemonOf(t, true)
 	if err := makesRing(); err != nil {
 		t.Skipf("this kernel has no io_uring: %v", err)
@@ -238,10 +237,10 @@ func TestRingsAreForGuestsThatBeganWithThem(t *testing.T) {
 	refused(t, hotplug.Attach(d.ctx(), d.again(without), scope.Daemon("a test"), disk("c", "vdb"), live), fault.Unsupported, "started without io_uring, which its disk needs")
 }
 
-// TestNoCoreOfAGuest: a QEMU that crashes leaves its memory in no file, and to no program
-// that the host may have for cores, to which a limit of 0 says nothing.
+// A QEMU that crashes leaves its memory in no file, and passes it to no core dump program of the host. Such a
+// program ignores a limit of 0.
 // Promise: K7
-func TestNoCoreOfAGuest(t *testing.T) {
+func TestIsolation_NoCoreDump(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("crashes"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))

@@ -95,7 +95,7 @@ const (
 // Each QEMU gets its own category pair. Files that it writes have the same pair, files that it reads can be read
 // by all. The next daemon keeps the pair. At the end all labels are restored.
 // Promise: I8
-func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
+func TestLabels_Lifecycle(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	disk, both := d.labelled("disk.raw", pooled), d.labelled("both.raw", pooled)
 	medium, bare := d.labelled("medium.iso", home), d.labelled("bare.raw", "")
@@ -138,7 +138,7 @@ func TestGuestsAndTheirFilesAreLabelled(t *testing.T) {
 	running("adopted")
 	// The pair of an adopted guest is not given to another.
 	taken := d.define(strings.Replace(small("taken"), "<devices>", "<seclabel type='static' model='selinux'><label>"+process+"</label></seclabel><devices>", 1))
-	refused(t, launch.Start(d.ctx(), taken, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, one.UUID())
+	refused(t, launch.Start(d.ctx(), taken, scope.Daemon("a test"), launch.StartOptions{}), fault.Busy, one.UUID)
 
 	ok(t, guest.Destroy(d.ctx(), d.again(one), scope.Daemon("a test"), false))
 	settled(t, d, one)
@@ -171,14 +171,14 @@ func (d *daemon) within(g *guest.Guest, path string) string {
 func settled(t *testing.T, d *daemon, g *guest.Guest) {
 	t.Helper()
 	eventually(t, g.Name()+" has released its resources", func() bool {
-		return d.again(g).View().Active == nil && gone(filepath.Join(d.dir, "run/guest", g.UUID()))
+		return d.again(g).View().Active == nil && gone(filepath.Join(d.dir, "run/guest", g.UUID))
 	})
 }
 
 // Guests end without a daemon that sees it: QEMU ends while no daemon runs, the host reboots, or the daemon ends
 // during a start.
 // Promise: I8
-func TestLabelsOfGuestsThatNoDaemonSawEnd(t *testing.T) {
+func TestLabels_EndWhileNoDaemonRan(t *testing.T) {
 	for what, meanwhile := range map[string]func(d *daemon, run string){
 		"QEMU ended": func(*daemon, string) {},
 		"the host was booted anew": func(d *daemon, run string) {
@@ -226,9 +226,9 @@ func kill(t *testing.T, pid int) {
 	})
 }
 
-// TestPluggedFilesAreLabelled: when a device goes, its files are given back.
+// Attached files are labelled. When the device goes, they get their own labels back.
 // Promise: I8
-func TestPluggedFilesAreLabelled(t *testing.T) {
+func TestLabels_Attach(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	g := d.define(small("g", `<controller type='usb' model='qemu-xhci'/>`, `<disk type='file' device='cdrom'><target dev='sda' bus='sata'/></disk>`))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -272,8 +272,8 @@ func TestPluggedFilesAreLabelled(t *testing.T) {
 	wantContext(t, "ended", image, "")
 }
 
-// TestWhatADefinitionSaysOfLabels: labels of its own, none, and files that are left alone.
-func TestWhatADefinitionSaysOfLabels(t *testing.T) {
+// A definition can name labels, ask for none, or leave files alone.
+func TestLabels_Definition(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	disk := d.labelled("disk.raw", pooled)
 	with := func(name, seclabel, insource string) string {
@@ -316,9 +316,9 @@ func TestWhatADefinitionSaysOfLabels(t *testing.T) {
 	refused(t, err, fault.Invalid, "rubbish")
 }
 
-// TestFileSystemsWithoutLabels: as NFS, they are told of, and guests start.
+// A file system without labels, such as NFS, is reported, and its guests start.
 // Promise: I8
-func TestFileSystemsWithoutLabels(t *testing.T) {
+func TestLabels_FileSystemWithout(t *testing.T) {
 	d := newDaemonWith(t, kerneltest.SELinux)
 	at := filepath.Join(d.dir, "plain")
 	ok(t, os.Mkdir(at, 0o755)) //nolint:gosec // guests' users go in
@@ -344,9 +344,9 @@ func TestFileSystemsWithoutLabels(t *testing.T) {
 	settled(t, d, g)
 }
 
-// TestLabelsThatAreRequired: a host without them starts no guest.
+// A host without the required labels starts no guest.
 // Promise: I10
-func TestLabelsThatAreRequired(t *testing.T) {
+func TestLabels_Required(t *testing.T) {
 	d := newDaemonOf(t, true)
 	d.required = true
 	d.reopen(func() {})
@@ -389,7 +389,7 @@ func newParser(t *testing.T) (loaded func() string) {
 // Each QEMU enters a profile. It allows the files that this QEMU needs, and no file of another guest. The
 // profile grows and shrinks with the guest's devices, and is removed with the guest.
 // Promise: I9
-func TestGuestsHaveProfiles(t *testing.T) {
+func TestLabels_AppArmorProfile(t *testing.T) {
 	parser, err := exec.LookPath("apparmor_parser") // AppArmor's own
 	profile := newParser(t)
 	d := newDaemonWith(t, kerneltest.AppArmor)
@@ -397,7 +397,7 @@ func TestGuestsHaveProfiles(t *testing.T) {
 	g := d.define(small("g", `<controller type='usb' model='qemu-xhci'/>`, fileDisk(disk, "disk", "vda", "virtio", ""),
 		fileDisk(medium, "cdrom", "sda", "sata", "<readonly/>"), `<graphics type='vnc'/>`))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	name := "lodge-" + d.Instance + "-" + g.UUID()
+	name := "lodge-" + d.Instance + "-" + g.UUID
 	if said := d.told("proc/thread-self/attr/apparmor/exec"); said != "exec "+name {
 		t.Errorf("QEMU enters %q", said)
 	}

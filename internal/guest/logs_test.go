@@ -13,7 +13,7 @@ import (
 // A guest may make its QEMU log without end. The log stays within its limit, keeps its end, and continues with the
 // next output.
 // Promise: S13
-func TestALogThatGrowsIsCut(t *testing.T) {
+func TestTrimLogs_GrowingLog(t *testing.T) {
 	d := newDaemon(t)
 	path := guest.LogPath(d.Registry, "talker")
 	qemu, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -21,7 +21,7 @@ func TestALogThatGrowsIsCut(t *testing.T) {
 	defer qemu.Close()
 	_, err = qemu.WriteString(strings.Repeat("again and again\n", 5<<16) + "the last word\n")
 	ok(t, err)
-	guest.CutLogs(d.Registry)
+	guest.TrimLogs(d.Registry)
 	_, err = qemu.WriteString("and another\n")
 	ok(t, err)
 	now, err := os.ReadFile(path)
@@ -39,7 +39,7 @@ func TestALogThatGrowsIsCut(t *testing.T) {
 // Logs stay when their guests have gone, and so might fill the disk as well: the newest are
 // kept, and those of guests that are there.
 // Promise: S13
-func TestLogsOfGuestsThatHaveGoneAreBounded(t *testing.T) {
+func TestTrimLogs_LeftLogs(t *testing.T) {
 	d := newDaemon(t)
 	d.define(small("there"))
 	const gone = 1024 + 3
@@ -56,7 +56,7 @@ func TestLogsOfGuestsThatHaveGoneAreBounded(t *testing.T) {
 	}
 	ok(t, os.WriteFile(guest.LogPath(d.Registry, "gone-0")+".0", nil, 0o600))
 	keeps[guest.LogPath(d.Registry, "gone-0")+".0"] = false
-	guest.CutLogs(d.Registry)
+	guest.TrimLogs(d.Registry)
 	for path, kept := range keeps {
 		if _, err := os.Stat(path); (err == nil) != kept {
 			t.Errorf("%s: %v", path, err)

@@ -16,22 +16,22 @@ import (
 
 func newGuest(r *machine.Registry, name, uuid string) *machine.Guest {
 	g := &machine.Guest{
-		Reg:      r,
-		Identity: uuid,
-		Log:      r.Log.With("domain", name, "uuid", uuid),
-		Mailbox:  make(chan *machine.Task, machine.MailboxSize),
-		Ended:    make(chan struct{}),
-		Since:    time.Now(),
-		Record:   machine.Record{Name: name},
-		State:    lifecycle.State{Phase: domain.ShutOff, Reason: domain.ReasonUnknown},
-		Turn:     time.NewTimer(machine.WaitForTurn),
-		Late:     time.NewTimer(machine.WriteAgain),
+		Reg:        r,
+		UUID:       uuid,
+		Log:        r.Log.With("domain", name, "uuid", uuid),
+		Mailbox:    make(chan *machine.Task, machine.MailboxSize),
+		Ended:      make(chan struct{}),
+		Since:      time.Now(),
+		Record:     machine.Record{Name: name},
+		State:      lifecycle.State{Phase: domain.ShutOff, Reason: domain.ReasonUnknown},
+		Turn:       time.NewTimer(machine.WaitForTurn),
+		WriteRetry: time.NewTimer(machine.WriteRetryPause),
 	}
-	g.StatsCache = &machine.StatsCache{Take: func(ctx context.Context, last *machine.Stats, thorough bool, early func(*machine.Stats)) (*machine.Stats, error) {
+	g.StatsCache = &machine.StatsCache{Sample: func(ctx context.Context, last *machine.Stats, thorough bool, early func(*machine.Stats)) (*machine.Stats, error) {
 		return statistics.Measure(ctx, g, last, thorough, early)
 	}}
 	g.Turn.Stop()
-	g.Late.Stop()
+	g.WriteRetry.Stop()
 	g.Publish()
 	return g
 }
@@ -39,8 +39,8 @@ func newGuest(r *machine.Registry, name, uuid string) *machine.Guest {
 // loop runs until ctx ends or the guest is forgotten. It leaves the QEMU process running.
 func loop(ctx context.Context, g *machine.Guest) {
 	defer close(g.Ended)
-	defer retire(g)
-	continueAfter(g) // an adopted guest may have work to finish
+	defer stopLoop(g)
+	startWaiting(g) // an adopted guest may have work to finish
 	for !g.Finished {
 		if handleEvents(g) {
 			continue
@@ -60,7 +60,7 @@ func loop(ctx context.Context, g *machine.Guest) {
 			settleJob(g, o)
 		case <-g.Turn.C:
 			g.Expire()
-		case <-g.Late.C:
+		case <-g.WriteRetry.C:
 			g.WritePending()
 		}
 	}
@@ -78,12 +78,12 @@ func handleEvents(g *machine.Guest) bool {
 	}
 }
 
-// retire ends what the loop began, when the daemon stops or the guest is forgotten. It answers waiting
+// stopLoop ends what the loop began, when the daemon stops or the guest is forgotten. It answers waiting
 // clients, cancels the current job, which may undo itself, and leaves the monitor to the next daemon.
-func retire(g *machine.Guest) {
+func stopLoop(g *machine.Guest) {
 	g.Finished = true
 	g.Turn.Stop()
-	g.Late.Stop()
+	g.WriteRetry.Stop()
 	reason := machine.ErrGone(g.Name())
 	for _, t := range append(g.Waiting, g.Destroyers...) {
 		t.Answer(reason)
@@ -91,17 +91,17 @@ func retire(g *machine.Guest) {
 	g.Waiting, g.Destroyers = nil, nil
 	if g.CurrentJob != nil {
 		g.CurrentJob.Cancel(reason)
-		awaitWork(g, reason)
+		awaitJob(g, reason)
 	}
 	if g.Instance != nil {
-		provision.LeaveInstance(g.Instance)
+		provision.DisconnectInstance(g.Instance)
 	}
 }
 
-// awaitWork waits until the current job has undone itself. Requests of the job to the loop, such as to
+// awaitJob waits until the current job has undone itself. Requests of the job to the loop, such as to
 // settle an image, are still served: otherwise the job would wait for the loop, and the loop for the job.
-func awaitWork(g *machine.Guest, reason error) {
-	late := time.NewTimer(machine.RetirePatience)
+func awaitJob(g *machine.Guest, reason error) {
+	late := time.NewTimer(machine.JobUndoPatience)
 	defer late.Stop()
 	for g.CurrentJob != nil {
 		select {
@@ -120,8 +120,8 @@ func awaitWork(g *machine.Guest, reason error) {
 	}
 }
 
-// carryOut carries out one effect of a lifecycle step. It runs in the loop.
-func carryOut(g *machine.Guest, e lifecycle.Effect) {
+// applyEffect carries out one effect of a lifecycle step. It runs in the loop.
+func applyEffect(g *machine.Guest, e lifecycle.Effect) {
 	switch e := e.(type) {
 	case lifecycle.Announce:
 		g.Announce(event.DomainChange{Change: e.Change, Detail: e.Detail})
@@ -131,10 +131,10 @@ func carryOut(g *machine.Guest, e lifecycle.Effect) {
 		g.Instance.End(machine.EndGracefully)
 	case lifecycle.DumpCore:
 		savestate.DumpCore(g)
-	case lifecycle.Restart:
-		restartMachine(g)
-	case lifecycle.StartAgain:
-		startAgain(g, "QEMU ended unexpectedly: "+g.Revival.Cause)
+	case lifecycle.ResetMachine:
+		resetMachine(g)
+	case lifecycle.RestartGuest:
+		restartGuest(g, "QEMU ended unexpectedly: "+g.Restarts.Cause)
 	case lifecycle.Forget:
 		forget(g)
 	}
@@ -142,11 +142,11 @@ func carryOut(g *machine.Guest, e lifecycle.Effect) {
 
 // forget removes the guest from the registry and ends its loop.
 func forget(g *machine.Guest) {
-	recordLeftover(g.Reg, g.Identity, g.Record.Name, g.Log)
-	g.Reg.HasStarted(g.Identity)
-	g.Reg.UniqueIndex.Set(g.Identity, nil)
+	recordLeftover(g.Reg, g.UUID, g.Record.Name, g.Log)
+	g.Reg.HasStarted(g.UUID)
+	g.Reg.UniqueIndex.Set(g.UUID, nil)
 	g.Reg.Remove(g)
-	g.DismissDestroyers(nil) // it has ended, as they asked
+	g.AnswerDestroyers(nil) // it has ended, as they asked
 	g.Finished = true
 }
 
@@ -164,7 +164,7 @@ func settleJob(g *machine.Guest, o machine.Outcome) {
 	}
 	g.NoteEnd(j, err)
 	if err != nil {
-		forgetIfNothing(g)
+		forgetIfUnused(g)
 	}
 	g.Publish()
 	if err == nil && j.Task.Progress != nil && g.Instance.Ending() {
@@ -174,12 +174,12 @@ func settleJob(g *machine.Guest, o machine.Outcome) {
 	} else {
 		j.Task.Answer(err)
 	}
-	continueAfter(g)
+	startWaiting(g)
 }
 
-// continueAfter begins what waited for the end of the work: first the release, if the process has ended,
+// startWaiting begins what waited for the end of the work: first the release, if the process has ended,
 // then the waiting tasks in order.
-func continueAfter(g *machine.Guest) {
+func startWaiting(g *machine.Guest) {
 	if g.CurrentJob != nil || g.Finished {
 		return
 	}
@@ -190,11 +190,11 @@ func continueAfter(g *machine.Guest) {
 	if g.Instance.Ending() {
 		return
 	}
-	g.DismissDestroyers(nil)
+	g.AnswerDestroyers(nil)
 	if g.Instance != nil && g.Instance.NeedsResync {
 		startResync(g)
 	}
-	hotplug.ShortenNodes(g)
+	hotplug.ShrinkNodeList(g)
 	for g.CurrentJob == nil && !g.Finished && len(g.Waiting) > 0 {
 		t := g.Waiting[0]
 		g.Waiting = g.Waiting[1:]

@@ -16,8 +16,8 @@ import (
 // save images, and the run directories of running guests, which also record whether a guest was undefined.
 // The images are searched only if the store is not sound: otherwise a guest without a record was undefined.
 
-// findSaved defines the guests of managed save images without a record. It runs before the loops start.
-func findSaved(r *machine.Registry) {
+// recoverFromSaves defines the guests of managed save images without a record. It runs before the loops start.
+func recoverFromSaves(r *machine.Registry) {
 	if r.Store.Complete() {
 		return
 	}
@@ -31,7 +31,7 @@ func findSaved(r *machine.Registry) {
 		if r.GuestsByUUID[uuid] != nil || err == nil { // it is known, or will be adopted
 			continue
 		}
-		image, err := savestate.OpenSavedNow(r.Life, r, path, savestate.SaveOptions{})
+		image, err := savestate.OpenSavedNoWait(r.Life, r, path, savestate.SaveOptions{})
 		if err != nil {
 			r.Log.Error("managed save image without a guest cannot be read; image kept", "image", path, "error", err)
 			continue
@@ -43,29 +43,29 @@ func findSaved(r *machine.Registry) {
 		}
 		g := newGuest(r, image.Def.Name, uuid)
 		r.GuestsByName[image.Def.Name], r.GuestsByUUID[uuid] = g, g
-		found(g, image.Def, image.XML, true)
+		storeRecovered(g, image.Def, image.XML, true)
 		g.Publish()
 	}
 }
 
-// lostWith returns the guest of an instance record that was persistent and has lost its definition. Nil: no
+// recoverLostGuest returns the guest of a run record that was persistent and has lost its definition. Nil: no
 // definition could be made from the record.
-func lostWith(r *machine.Registry, rec *machine.InstanceRecord, def *domain.Definition) *machine.Guest {
-	g := adopted(r, rec)
-	if findRunning(g, rec, def); g.Inactive != nil {
+func recoverLostGuest(r *machine.Registry, rec *machine.RunRecord, def *domain.Definition) *machine.Guest {
+	g := adoptedGuest(r, rec)
+	if recoverFromInstance(g, rec, def); g.Inactive != nil {
 		return g
 	}
 	r.Remove(g)
 	return nil
 }
 
-// findRunning defines a persistent guest again from its instance record, if the store has lost it.
-func findRunning(g *machine.Guest, rec *machine.InstanceRecord, def *domain.Definition) {
+// recoverFromInstance defines a persistent guest again from its run record, if the store has lost it.
+func recoverFromInstance(g *machine.Guest, rec *machine.RunRecord, def *domain.Definition) {
 	if g.Inactive != nil || !rec.State.Persistent {
 		return
 	}
 	var kept any
-	if g.Reg.Store.Complete() && !fault.Is(g.Reg.Store.Get(machine.Domains, g.Identity, &kept), fault.NotFound) {
+	if g.Reg.Store.Complete() && !fault.Is(g.Reg.Store.Get(machine.Domains, g.UUID, &kept), fault.NotFound) {
 		return // it is there, even if this daemon cannot read it
 	}
 	if other, err := g.Reg.ByName(rec.Name); err == nil && other != g {
@@ -80,14 +80,14 @@ func findRunning(g *machine.Guest, rec *machine.InstanceRecord, def *domain.Defi
 		g.Log.Error("store has lost the definition, and it cannot be made from the running guest; guest is transient now", "error", err)
 		return
 	}
-	found(g, def, text, false)
+	storeRecovered(g, def, text, false)
 }
 
-// found stores a definition that the store has lost.
-func found(g *machine.Guest, def *domain.Definition, text string, saved bool) {
+// storeRecovered stores a definition that the store has lost.
+func storeRecovered(g *machine.Guest, def *domain.Definition, text string, saved bool) {
 	g.Log.Error("store has lost the definition; defined again as it ran. Check it: later changes and autostart are lost")
 	g.Inactive = def
-	g.Record = machine.Record{Name: def.Name, Submitted: text, XML: text, ManagedSave: saved, Fences: g.Record.Fences}
+	g.Record = machine.Record{Name: def.Name, Submitted: text, XML: text, ManagedSave: saved, PathLimits: g.Record.PathLimits}
 	g.State.Persistent, g.State.Policy = true, machine.Policy(def)
 	if err := g.Store(); err != nil {
 		g.Log.Error("cannot store the recovered definition", "error", err)

@@ -54,7 +54,7 @@ func newSubject(t *testing.T, devices device.Set) *subject {
 		_ = process.Process.Kill()
 		_ = process.Wait()
 	})
-	live := machine.NewInstance(machine.InstanceRecord{PID: process.Process.Pid}, t.TempDir(), r.Kernel, r.Log)
+	live := machine.NewInstance(machine.RunRecord{PID: process.Process.Pid}, t.TempDir(), r.Kernel, r.Log)
 	live.Session.Store(session)
 	s.Live.Store(live)
 	s.publishAs(domain.Running, &domain.Definition{Memory: 64 << 20, CurrentMemory: 32 << 20, VCPUs: domain.VCPUs{Max: 1, Current: 1}, Devices: devices})
@@ -132,9 +132,9 @@ var everything = device.Set{
 	NICs:    []*device.NIC{{Target: "lo", MAC: "52:54:00:00:00:01"}, {Target: "no-such-link"}},
 }
 
-// TestQEMUIsAskedForWhatMayHaveChanged: everything at first; then what changes in
-// a running guest; and in one that is paused nothing.
-func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
+// The first sample asks for everything, the next for what changes in a running guest, and in a paused guest
+// for nothing.
+func TestMeasure_Queries(t *testing.T) {
 	s := newSubject(t, everything)
 	thorough := []string{"query-cpus-fast", "qom-get", "query-blockstats", "query-block"}
 	first, asked := s.sample(nil, false)
@@ -171,7 +171,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 		t.Errorf("for a fresh sample QEMU was asked %v", asked)
 	}
 	old := *fourth
-	old.Thorough = time.Now().Add(-statistics.PausedSlowly)
+	old.Thorough = time.Now().Add(-statistics.PausedPeriod)
 	if _, asked = s.sample(&old, false); !slices.Equal(asked, thorough) {
 		t.Errorf("after a long while QEMU was asked %v", asked)
 	}
@@ -183,7 +183,7 @@ func TestQEMUIsAskedForWhatMayHaveChanged(t *testing.T) {
 }
 
 // A guest without devices is not asked about them. A guest that reports memory statistics is asked for these.
-func TestAGuestWithoutDevicesIsNotAskedAboutThem(t *testing.T) {
+func TestMeasure_NoDevices(t *testing.T) {
 	s := newSubject(t, device.Set{})
 	first, asked := s.sample(nil, false)
 	if !slices.Equal(asked, []string{"query-cpus-fast"}) {
@@ -200,7 +200,7 @@ func TestAGuestWithoutDevicesIsNotAskedAboutThem(t *testing.T) {
 }
 
 // The kernel shows that the process is stopped. The kernel's own counters are still returned.
-func TestAStoppedProcessIsNotAsked(t *testing.T) {
+func TestMeasure_StoppedProcess(t *testing.T) {
 	s := newSubject(t, everything)
 	pid := s.Live.Load().PID
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -256,7 +256,7 @@ func FuzzDiskAnswers(f *testing.F) {
 			return
 		}
 		disks := statistics.DisksOf(def, c, b)
-		for range 2 { // and a recount
+		for range 2 { // and a sample of the counters only
 			if len(disks) != 2 || disks[0].Target != "vda" || len(disks[0].Backing) > image.MaxDepth || len(disks[1].Backing) > 0 {
 				t.Fatalf("disks %+v", disks)
 			}

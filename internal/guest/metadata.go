@@ -47,7 +47,7 @@ func ChangeMetadata(ctx context.Context, g *machine.Guest, sc scope.Scope, kind 
 			d = d.Clone()
 			return d, setMetadata(d, kind, value, key, uri)
 		}
-		return setWords(g, sc, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
+		return applyMetadata(g, sc, a, changed, event.DomainMetadata{Kind: string(kind), URI: uri})
 	}
 	if a.Live || !a.Config { // as a job: no other change is half done, and no save has the old text
 		return g.Perform(ctx, sc, "", domain.JobModify, machine.ModifyLimit, set)
@@ -55,8 +55,8 @@ func ChangeMetadata(ctx context.Context, g *machine.Guest, sc scope.Scope, kind 
 	return g.Change(ctx, sc, "", func() error { _, err := set(); return err })
 }
 
-// setWords changes metadata and announces it. It runs in the loop.
-func setWords(g *machine.Guest, sc scope.Scope, a machine.Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ machine.Work, err error) {
+// applyMetadata changes metadata and announces it. It runs in the loop.
+func applyMetadata(g *machine.Guest, sc scope.Scope, a machine.Affect, changed func(*domain.Definition) (*domain.Definition, error), said event.DomainMetadata) (_ machine.Work, err error) {
 	var config, after *domain.Definition
 	if a.Config {
 		if config, err = changed(g.Inactive); err != nil {
@@ -67,11 +67,11 @@ func setWords(g *machine.Guest, sc scope.Scope, a machine.Affect, changed func(*
 		if after, err = changed(g.Instance.Definition); err != nil {
 			return nil, err
 		}
-		if _, err := g.Instance.Text(after); err != nil {
+		if _, err := g.Instance.FormatForRecord(after); err != nil {
 			return nil, err
 		}
 	}
-	if err := g.Bounded(sc, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
+	if err := g.ReserveQuota(sc, cmp.Or(config, after)); err != nil { // labels belong to the stored definition, if there is one
 		return nil, err
 	}
 	switch {
@@ -80,7 +80,7 @@ func setWords(g *machine.Guest, sc scope.Scope, a machine.Affect, changed func(*
 	case a.Config:
 		err = provision.Redefine(g, config)
 	default:
-		err = setActiveWords(g, after)
+		err = applyActiveMetadata(g, after)
 	}
 	if err == nil {
 		g.Announce(said)
@@ -88,8 +88,8 @@ func setWords(g *machine.Guest, sc scope.Scope, a machine.Affect, changed func(*
 	return nil, err
 }
 
-// setActiveWords changes the running definition only.
-func setActiveWords(g *machine.Guest, after *domain.Definition) error {
+// applyActiveMetadata changes the running definition only.
+func applyActiveMetadata(g *machine.Guest, after *domain.Definition) error {
 	before, text := g.Instance.Definition, g.Instance.XML
 	g.Instance.Definition = after
 	if err := g.WriteActiveNow(); err != nil {
@@ -141,12 +141,12 @@ func Metadata(g *machine.Guest, kind MetadataKind, uri string, a machine.Affect)
 		}
 	}
 	if text == "" {
-		return "", fault.New(fault.NotFound, fault.Metadata, "no domain %s%s", kind, ofURI(uri))
+		return "", fault.New(fault.NotFound, fault.Metadata, "no domain %s%s", kind, inNamespace(uri))
 	}
 	return text, nil
 }
 
-func ofURI(uri string) string {
+func inNamespace(uri string) string {
 	if uri == "" {
 		return ""
 	}

@@ -27,7 +27,7 @@ func growing(name string, devices ...string) string {
 const module = `<memory model='dimm'><target><size unit='MiB'>128</size><node>0</node></target></memory>`
 
 // held is the memory that the books have of a guest, in MiB.
-func (d *daemon) held(g *guest.Guest) uint64 { return d.Ledger.Held()[g.UUID()].Memory / mib }
+func (d *daemon) held(g *guest.Guest) uint64 { return d.Ledger.Held()[g.UUID].Memory / mib }
 
 func (d *daemon) wantMemory(g *guest.Guest, modules int, size uint64) {
 	d.t.Helper()
@@ -41,7 +41,7 @@ func (d *daemon) wantMemory(g *guest.Guest, modules int, size uint64) {
 }
 
 // Promise: G7
-func TestMemoryIsPluggedIn(t *testing.T) {
+func TestMemoryModule_Attach(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(growing("growing", strings.Replace(module, "128", "64", 1)))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -65,7 +65,7 @@ func TestMemoryIsPluggedIn(t *testing.T) {
 	ok(t, hotplug.DetachAlias(d.ctx(), g, scope.Daemon("a test"), "dimm1", machine.Affect{Live: true}))
 	d.wantMemory(g, 2, 256)
 	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
-	if held, is := d.Ledger.Held()[g.UUID()]; is {
+	if held, is := d.Ledger.Held()[g.UUID]; is {
 		t.Errorf("the books have %+v of a guest that has ended", held)
 	}
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -76,7 +76,7 @@ func TestMemoryIsPluggedIn(t *testing.T) {
 	}
 }
 
-func TestMemoryThatCannotBePluggedInIsRefused(t *testing.T) {
+func TestMemoryModule_Refused(t *testing.T) {
 	d := newDaemon(t)
 	fixed := d.define(small("fixed"))
 	ok(t, launch.Start(d.ctx(), fixed, scope.Daemon("a test"), launch.StartOptions{}))
@@ -104,7 +104,7 @@ func TestMemoryThatCannotBePluggedInIsRefused(t *testing.T) {
 // The plug of a memory module was interrupted. The module then belongs to the guest, or does not exist, and the
 // memory ledger agrees.
 // Promise: G7
-func TestAModuleWhosePlugWasCutOff(t *testing.T) {
+func TestMemoryModule_InterruptedAttach(t *testing.T) {
 	for name, c := range map[string]struct {
 		made    bool
 		modules int

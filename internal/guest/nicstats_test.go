@@ -17,7 +17,7 @@ import (
 
 // Packets that leave the host through a tap are received by the guest. Packets that leave through a macvtap are
 // sent by it, also if its network chose the macvtap.
-func TestTrafficIsCountedAsTheGuestSeesIt(t *testing.T) {
+func TestNICStats_DirectionOfGuest(t *testing.T) {
 	if unix.Getuid() != 0 {
 		t.Skip("makes links")
 	}

@@ -18,7 +18,7 @@ import (
 // UEFI variables that a transient guest created are removed when it ends. Variables that existed before it, or
 // that are kept on request, stay.
 // Promise: F24
-func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
+func TestNVRAM_TransientGuest(t *testing.T) {
 	const code = "/usr/share/OVMF/OVMF_CODE_4M.fd"
 	if _, err := os.Stat(code); err != nil {
 		t.Skipf("needs UEFI firmware: %v", err)
@@ -28,7 +28,7 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 		return strings.Replace(small(name, devices...), "</os>",
 			"<loader readonly='yes' type='pflash'>"+code+"</loader><nvram template='/usr/share/OVMF/OVMF_VARS_4M.fd'/></os>", 1)
 	}
-	path := func(g *guest.Guest) string { return filepath.Join(d.dir, "data/guest/nvram", g.UUID()+"_VARS.fd") }
+	path := func(g *guest.Guest) string { return filepath.Join(d.dir, "data/guest/nvram", g.UUID+"_VARS.fd") }
 	create := func(name string) *guest.Guest {
 		g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), doc(name), launch.StartOptions{Paused: true})
 		ok(t, err)
@@ -96,7 +96,7 @@ func TestTheVariablesOfATransientGuestGoWithIt(t *testing.T) {
 // The UEFI variables that two guests have, as one was made of the other's definition by hand, stay when one is
 // undefined with its own, and go with the last.
 // Promise: F36
-func TestTheVariablesOfAnotherGuestStay(t *testing.T) {
+func TestNVRAM_OfOtherGuestKept(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(t.TempDir(), "vars")
 	ok(t, os.WriteFile(path, []byte("keys"), 0o600))

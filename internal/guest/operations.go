@@ -14,20 +14,20 @@ import (
 
 // guestOperations are the kinds of operations on a running guest.
 var guestOperations = operation.Kinds[*machine.Instance]{
-	hotplug.AttachKind, blockjob.BlockCommitKind, hotplug.CleanupKind, hotplug.DetachKind, savestate.DumpKind, hotplug.IothreadKind, hotplug.MediaKind, savestate.SaveKind, hotplug.UpdateKind,
+	hotplug.AttachKind, blockjob.BlockCommitKind, hotplug.CleanupKind, hotplug.DetachKind, savestate.DumpKind, hotplug.IOThreadKind, hotplug.MediaKind, savestate.SaveKind, hotplug.UpdateKind,
 }
 
 // Operations lists the open operations of all running guests, and the removals after undefinitions.
 func Operations(r *machine.Registry) (all []operation.OwnedStatus) {
 	for _, set := range undefinitionSets(r) {
 		for _, op := range set.Operations() {
-			u := op.Work().(*undefinition)
+			u := op.Work().(*undefineOp)
 			all = append(all, operation.OwnedStatus{Status: op.Status(), Name: u.Name, UUID: u.UUID})
 		}
 	}
 	for _, g := range r.All() {
 		if run := g.Live.Load(); run != nil {
-			all = append(all, run.Ops.List(g.Name(), g.Identity)...)
+			all = append(all, run.Ops.List(g.Name(), g.UUID)...)
 		}
 	}
 	return all

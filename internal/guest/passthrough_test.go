@@ -20,7 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-func TestHostDevicesThatCannotBePassedThrough(t *testing.T) {
+func TestHostDevice_CannotPassThrough(t *testing.T) {
 	server, dir := kerneltest.Host(t, kerneltest.Server), t.TempDir()
 	kerneltest.Write(t, dir, "sys/bus/pci/devices/0000:00:05.0/class = 0x00ff00\n")
 	cloud := kernel.At(dir)
@@ -41,7 +41,7 @@ func TestHostDevicesThatCannotBePassedThrough(t *testing.T) {
 			t.Fatal(c.address)
 		}
 		d := &device.HostDevice{Type: "pci", PCI: device.PCI{Domain: at.Domain, Bus: at.Bus, Slot: at.Slot, Function: at.Function}}
-		_, err := provision.Passable(c.host, d, nil)
+		_, err := provision.CheckPassthrough(c.host, d, nil)
 		if c.says == "" && err != nil || c.says != "" && (!fault.Is(err, c.kind) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: %v", c.address, err)
 		}
@@ -85,9 +85,9 @@ func TestUSB_FoundByWhatIsSaidOfIt(t *testing.T) {
 	}
 }
 
-// TestHostDevicesAreTakenWhereTheyAreManaged: and not away from a host that uses
-// another function of the same IOMMU group.
-func TestHostDevicesAreTakenWhereTheyAreManaged(t *testing.T) {
+// A managed host device is taken from its driver, but not if the host uses another function of the same IOMMU
+// group.
+func TestHostDevice_Managed(t *testing.T) {
 	dir := t.TempDir()
 	kerneltest.Write(t, dir, `sys/bus/pci/devices/0000:01:00.0/class = 0x020000
 sys/bus/pci/devices/0000:01:00.0/driver -> ../../drivers/e1000e
@@ -111,7 +111,7 @@ sys/bus/pci/groups/7/devices/0000:01:00.1/x =
 	} {
 		d := *one
 		d.Managed = c.managed
-		taken, err := provision.Passable(kernel.At(dir), &d, c.beside)
+		taken, err := provision.CheckPassthrough(kernel.At(dir), &d, c.beside)
 		if taken != (c.says == "") || c.says == "" && err != nil || c.says != "" && (!fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("managed %v beside %d: taken %v, %v", c.managed, len(c.beside), taken, err)
 		}
@@ -144,7 +144,7 @@ sys/bus/pci/drivers_probe =
 func cardRun(r *machine.Registry, name string) *launch.Launch {
 	card := &device.HostDevice{Type: "pci", Managed: device.On, PCI: device.PCI{Bus: 1}}
 	card.Alias = "hostdev0"
-	run := machine.NewInstance(machine.InstanceRecord{Name: name, UUID: name}, "", r.Kernel, slog.New(slog.DiscardHandler))
+	run := machine.NewInstance(machine.RunRecord{Name: name, UUID: name}, "", r.Kernel, slog.New(slog.DiscardHandler))
 	run.Definition = &domain.Definition{Devices: device.Set{HostDevices: []*device.HostDevice{card}}}
 	run.Reg = r
 	return &launch.Launch{Guest: &machine.Guest{Reg: r}, Instance: run}
@@ -190,7 +190,7 @@ func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
 		run := cardRun(r, "first").Instance
 		run.Taken = []kernel.PCIAddress{at}
 		hotplug.ReholdClaims(r, run)
-		hotplug.HoldDevice(r, run, at)
+		hotplug.ReturnAtEnd(r, run, at)
 		left := hotplug.NewCleanup(run, run.Definition.Devices.ByAlias("hostdev0"))
 		if len(run.Taken) != 0 || !left.Taken {
 			t.Fatalf("the record says that %v are taken", run.Taken)
@@ -219,7 +219,7 @@ func TestHostDevice_UnpluggedGoesBackToTheHost(t *testing.T) {
 // without a claim.
 func TestHostDevice_GivenBackLateIsLeftToItsNextGuest(t *testing.T) {
 	r, unbound := cardHost(t)
-	late := hotplug.Returning(r, cardRun(r, "first").Instance, kernel.PCIAddress{Bus: 1})
+	late := hotplug.ReturnDevice(r, cardRun(r, "first").Instance, kernel.PCIAddress{Bus: 1})
 	second := cardRun(r, "second")
 	if err := second.CheckHostDevices(t.Context()); err != nil {
 		t.Fatal(err)
@@ -233,10 +233,10 @@ func TestHostDevice_GivenBackLateIsLeftToItsNextGuest(t *testing.T) {
 	}
 }
 
-// TestADisplayThatDrawsHasItsAdapter: the one it names or the host's first, and none
-// where it does not draw by one.
+// A display renders with the adapter that it names, or with the first of the host. A display that does not
+// render gets none.
 // Promise: I2
-func TestADisplayThatDrawsHasItsAdapter(t *testing.T) {
+func TestDisplay_RenderNode(t *testing.T) {
 	laptop, cloud := kerneltest.Host(t, kerneltest.Laptop), kernel.At(t.TempDir())
 	for _, c := range []struct {
 		host kernel.Root

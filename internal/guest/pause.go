@@ -18,14 +18,14 @@ func Suspend(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
 		return nil
 	}
 	stop := func() []qemu.Step { return []qemu.Step{{Command: "stop"}} }
-	return commands(ctx, g, sc, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, func() error { return isSuspended(g) })
+	return runCommands(ctx, g, sc, lifecycle.Suspend, lifecycle.Pausing{Reason: domain.ReasonUser}, stop, func() error { return settleSuspend(g) })
 }
 
-// isSuspended settles a suspend. It fails for a guest that is restarted at this moment, or after its panic
+// settleSuspend settles a suspend. It fails for a guest that is restarted at this moment, or after its panic
 // is dumped, because the restart resumes it. It runs in the loop.
-func isSuspended(g *machine.Guest) error {
-	provision.HasSpaceAgain(g)
-	if g.State.Restarting || g.State.Dumping && lifecycle.Revives(g.State.Policy.OnCrash) {
+func settleSuspend(g *machine.Guest) error {
+	provision.ClearDiskFull(g)
+	if g.State.Restarting || g.State.Dumping && lifecycle.RestartsOnCrash(g.State.Policy.OnCrash) {
 		return fault.New(fault.Busy, fault.Domain, "domain %q is being restarted, which resumes it; suspend it again afterwards", g.Record.Name)
 	}
 	return nil
@@ -33,10 +33,10 @@ func isSuspended(g *machine.Guest) error {
 
 // Resume resumes the vCPUs.
 func Resume(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
-	return command(ctx, g, sc, lifecycle.Resume, lifecycle.Resuming{Reason: domain.ReasonUnpaused}, "cont")
+	return runCommand(ctx, g, sc, lifecycle.Resume, lifecycle.Resuming{Reason: domain.ReasonUnpaused}, "cont")
 }
 
 // Wake wakes a guest that has suspended itself to memory.
 func Wake(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
-	return command(ctx, g, sc, lifecycle.Wake, nil, "system_wakeup")
+	return runCommand(ctx, g, sc, lifecycle.Wake, nil, "system_wakeup")
 }

@@ -134,7 +134,7 @@ const preparable = `<controller type='usb' model='qemu-xhci'/><controller type='
 	<video><model type='vga'/></video><watchdog model='i6300esb' action='reset'/><memballoon model='virtio'/>
 	<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng><panic model='isa'/>`
 
-func TestAPreparedStartMakesTheSameMachine(t *testing.T) {
+func TestPrepared_SameMachine(t *testing.T) {
 	d := preparing(t)
 	for name, doc := range map[string]string{
 		"bare": small("bare"),
@@ -165,7 +165,7 @@ func TestAPreparedStartMakesTheSameMachine(t *testing.T) {
 }
 
 // The comparison sees a device more, and one property of one device.
-func TestTheComparisonSeesADevice(t *testing.T) {
+func TestPrepared_DifferenceSeen(t *testing.T) {
 	d := preparing(t)
 	const nic = "<interface type='user'><mac address='52:54:00:12:34:%s'/><model type='virtio'/></interface>"
 	one := cold(t, d, d.define(small("one", fmt.Sprintf(nic, "56"))))
@@ -177,7 +177,7 @@ func TestTheComparisonSeesADevice(t *testing.T) {
 	}
 }
 
-func TestWhatChangedIsStartedCold(t *testing.T) {
+func TestPrepared_ChangedStartsCold(t *testing.T) {
 	d := preparing(t)
 	firmware := filepath.Join(t.TempDir(), "bios.bin")
 	image, err := os.ReadFile("/usr/share/seabios/bios-256k.bin")
@@ -187,7 +187,7 @@ func TestWhatChangedIsStartedCold(t *testing.T) {
 	ok(t, os.WriteFile(firmware, image, 0o600))
 	doc := strings.Replace(small("changing"), "</type>", "</type><loader type='rom'>"+firmware+"</loader>", 1)
 	g := d.define(doc)
-	uuid := "<uuid>" + g.UUID() + "</uuid><name>"
+	uuid := "<uuid>" + g.UUID + "</uuid><name>"
 	for what, change := range map[string]func(){
 		"the definition": func() { d.define(strings.Replace(strings.Replace(doc, "64<", "65<", 1), "<name>", uuid, 1)) },
 		"the firmware":   func() { ok(t, os.Chtimes(firmware, time.Now(), time.Now())) },
@@ -209,7 +209,7 @@ func TestWhatChangedIsStartedCold(t *testing.T) {
 	}
 }
 
-func TestAGuestStartedOftenIsPrepared(t *testing.T) {
+func TestPrepared_StartedOften(t *testing.T) {
 	d := preparing(t)
 	d.define(small("seldom"))
 	often := d.define(small("often"))
@@ -235,20 +235,20 @@ func TestAGuestStartedOftenIsPrepared(t *testing.T) {
 
 // A start that fails before it makes its control group leaves neither the process
 // that waited for it nor that process's group.
-func TestAFailedStartEndsWhatWasPrepared(t *testing.T) {
+func TestPrepared_FailedStart(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("failing"))
 	ok(t, guest.Prepare(d.ctx(), g))
 	pid := launch.ListPrepared(d.Registry)[0].PID
 	d.define(strings.Replace(small("failing", `<disk type='file' device='disk'><source file='`+filepath.Join(t.TempDir(), "none")+`'/><target dev='vda' bus='virtio'/></disk>`),
-		"<name>", "<uuid>"+g.UUID()+"</uuid><name>", 1))
+		"<name>", "<uuid>"+g.UUID+"</uuid><name>", 1))
 	if err := launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}); err == nil || !strings.Contains(err.Error(), "disk vda") {
 		t.Fatalf("a start without its disk: %v", err)
 	}
 	if syscall.Kill(pid, 0) == nil {
 		t.Error("the prepared process lives on")
 	}
-	if dir := d.groups.Guest(g.UUID()).Path(kernel.CPUController); dir != "" && !gone(dir) {
+	if dir := d.groups.Guest(g.UUID).Path(kernel.CPUController); dir != "" && !gone(dir) {
 		t.Errorf("control group %s is left", dir)
 	}
 }
@@ -261,7 +261,7 @@ func image(t *testing.T) string {
 	return path
 }
 
-func TestWhatWasPreparedEndsWithItsDaemon(t *testing.T) {
+func TestPrepared_EndsWithDaemon(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("waiting"))
 	ok(t, guest.Prepare(d.ctx(), g))
@@ -279,7 +279,7 @@ func TestWhatWasPreparedEndsWithItsDaemon(t *testing.T) {
 }
 
 // A saved image is loaded into a QEMU that was told to wait for one.
-func TestASavedGuestDoesNotContinueInWhatWasPrepared(t *testing.T) {
+func TestPrepared_SavedGuest(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("saved"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -293,7 +293,7 @@ func TestASavedGuestDoesNotContinueInWhatWasPrepared(t *testing.T) {
 }
 
 // A killed daemon leaves its prepared QEMUs to the next one, which ends them.
-func TestTheNextDaemonEndsWhatWasPrepared(t *testing.T) {
+func TestPrepared_EndedByNextDaemon(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("orphan"))
 	ok(t, guest.Prepare(d.ctx(), g))
@@ -313,7 +313,7 @@ func TestTheNextDaemonEndsWhatWasPrepared(t *testing.T) {
 
 // Why disks and interfaces on PCI are not given to a prepared machine late: the
 // ACPI controller remembers, also after a reset, that they came while it was there.
-func TestALateDeviceLeavesATrace(t *testing.T) {
+func TestPrepared_LateDevice(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("late"))
 	want := cold(t, d, g)
@@ -332,7 +332,7 @@ func TestALateDeviceLeavesATrace(t *testing.T) {
 
 // The same if the run directory was cleared, too. A prepared QEMU that waits is not mistaken for a running guest.
 // Promise: F28
-func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
+func TestPrepared_DirectoryRemoved(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
 		t.Run(fmt.Sprintf("isolated %v", isolated), func(t *testing.T) {
 			d := newDaemonOf(t, isolated)
@@ -362,7 +362,7 @@ func TestWhatWasPreparedIsNoGuestWithoutItsDirectory(t *testing.T) {
 
 // A QEMU that waits and does not hear holds its guest's start up for a moment only.
 // Promise: F28
-func TestWhatWasPreparedAndIsStoppedIsNotUsed(t *testing.T) {
+func TestPrepared_StoppedProcess(t *testing.T) {
 	d := preparing(t)
 	g := d.define(small("stopped"))
 	ok(t, guest.Prepare(d.ctx(), g))

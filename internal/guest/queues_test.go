@@ -17,7 +17,7 @@ import (
 )
 
 // Promise: G8
-func TestAGuestWithMoreProcessorsThanAtItsStartIsRestored(t *testing.T) {
+func TestRestore_HotpluggedVCPUs(t *testing.T) {
 	d := newDaemon(t)
 	disk := func(name string) string {
 		path := filepath.Join(d.dir, name)

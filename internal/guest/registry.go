@@ -19,7 +19,7 @@ func newRegistry(c machine.Config) *machine.Registry {
 		Config: c, Log: c.Log, Store: c.Store, Events: c.Events,
 		GuestsByName: map[string]*machine.Guest{}, GuestsByUUID: map[string]*machine.Guest{}, GuestsByID: map[int]*machine.Guest{},
 		Undefinitions: map[string]*operation.Set[*machine.Registry]{},
-		Kinds:         guestOperations, CarryOut: carryOut, HandleEvent: handleEvent,
+		Kinds:         guestOperations, ApplyEffect: applyEffect, HandleEvent: handleEvent,
 	}
 	r.Life, r.Stop = context.WithCancelCause(context.Background())
 	r.Sampler = statistics.NewSampler(r.StatsCaches)
@@ -48,11 +48,11 @@ func Close(r *machine.Registry) {
 	r.Meter.Close()
 }
 
-// claimed calls do with the guest of that name and UUID, which it makes if both are free. If the guest
+// withClaimedGuest calls do with the guest of that name and UUID, which it makes if both are free. If the guest
 // found is gone before do ran, it tries again with a new one, so that no client is refused because of it.
-func claimed(ctx context.Context, r *machine.Registry, name, uuid string, do func(*machine.Guest) error) (*machine.Guest, error) {
+func withClaimedGuest(ctx context.Context, r *machine.Registry, name, uuid string, do func(*machine.Guest) error) (*machine.Guest, error) {
 	for {
-		leave, err := r.Removing.Lock(ctx, uuid)
+		leave, err := r.RemovalLocks.Lock(ctx, uuid)
 		if err != nil {
 			return nil, fault.Wrap(err, fault.Of(err), fault.Domain, "cannot make domain %q yet: files of the previous domain with UUID %s are still being removed", name, uuid)
 		}
@@ -62,7 +62,7 @@ func claimed(ctx context.Context, r *machine.Registry, name, uuid string, do fun
 			return nil, err
 		}
 		if err = do(g); !errors.Is(err, machine.ErrForgotten) || r.Life.Err() != nil {
-			return g, unclaim(r, g, err)
+			return g, unclaimGuest(r, g, err)
 		}
 	}
 }
@@ -77,16 +77,16 @@ func claimReusedUUID(r *machine.Registry, name, uuid string) (*machine.Guest, er
 				return nil, err
 			}
 		}
-		g, err := claim(r, name, uuid, none != nil)
+		g, err := claimGuest(r, name, uuid, none != nil)
 		if !errors.Is(err, machine.ErrForgotten) {
 			return g, err
 		}
 	}
 }
 
-// claim returns the guest of that name and UUID. It makes the guest if both are free and mayBeNew is set.
+// claimGuest returns the guest of that name and UUID. It makes the guest if both are free and mayBeNew is set.
 // If another guest has one of the two, it returns a conflict.
-func claim(r *machine.Registry, name, uuid string, mayBeNew bool) (g *machine.Guest, err error) {
+func claimGuest(r *machine.Registry, name, uuid string, mayBeNew bool) (g *machine.Guest, err error) {
 	r.Mu.Lock()
 	defer r.Mu.Unlock()
 	named, known := r.GuestsByName[name], r.GuestsByUUID[uuid]
@@ -101,27 +101,27 @@ func claim(r *machine.Registry, name, uuid string, mayBeNew bool) (g *machine.Gu
 		}
 		g = newGuest(r, name, uuid)
 		r.GuestsByName[name], r.GuestsByUUID[uuid] = g, g
-		run(r, g)
+		startLoop(r, g)
 		return g, nil
 	case named == known:
 		return named, nil
 	case known != nil:
 		return nil, fault.New(fault.Exists, fault.Domain, "domain '%s' is already defined with uuid %s", known.Name(), uuid)
 	default:
-		return nil, fault.New(fault.Exists, fault.Domain, "domain '%s' already exists with uuid %s", name, named.Identity)
+		return nil, fault.New(fault.Exists, fault.Domain, "domain '%s' already exists with uuid %s", name, named.UUID)
 	}
 }
 
-// unclaim forgets a guest after its request failed, unless it is defined or runs, and returns the failure.
-func unclaim(r *machine.Registry, g *machine.Guest, failure error) error {
+// unclaimGuest forgets a guest after its request failed, unless it is defined or runs, and returns the failure.
+func unclaimGuest(r *machine.Registry, g *machine.Guest, failure error) error {
 	if failure == nil {
 		return nil
 	}
-	_ = g.Change(r.Life, scope.Daemon("forgetting a guest that has ended"), "", func() error { forgetIfNothing(g); return nil }) // it is gone already, or the daemon stops
+	_ = g.Change(r.Life, scope.Daemon("forgetting a guest that has ended"), "", func() error { forgetIfUnused(g); return nil }) // it is gone already, or the daemon stops
 	return failure
 }
 
-// run starts a guest's loop. It ends with the registry, or with the guest.
-func run(r *machine.Registry, g *machine.Guest) {
+// startLoop starts a guest's loop. It ends with the registry, or with the guest.
+func startLoop(r *machine.Registry, g *machine.Guest) {
 	r.Loops.Go(func() { loop(r.Life, g) })
 }

@@ -15,25 +15,25 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-const lastPause = 5 * time.Minute
+const maxRestartPause = 5 * time.Minute
 
-// steadyRun is how long a guest must run before its next crash counts as the first again.
-const steadyRun = 2 * lastPause
+// crashCountReset is how long a guest must run before its next crash counts as the first again.
+const crashCountReset = 2 * maxRestartPause
 
-// mostAutostarts is how often a start at boot is tried, which takes about an hour.
-const mostAutostarts = 20
+// maxAutostartTries is how often a start at boot is tried, which takes about an hour.
+const maxAutostartTries = 20
 
-// pauseBefore returns the pause before the start that follows the nth crash in a row.
-func pauseBefore(n int) time.Duration {
+// restartPause returns the pause before the start that follows the nth crash in a row.
+func restartPause(n int) time.Duration {
 	pause := time.Duration(0)
-	for ; n > 1 && pause < lastPause; n-- {
+	for ; n > 1 && pause < maxRestartPause; n-- {
 		pause = max(machine.FirstPause, 2*pause)
 	}
-	return min(pause, lastPause)
+	return min(pause, maxRestartPause)
 }
 
-// noteCrash records, beside the loop, that a guest is to be started again.
-func noteCrash(r *machine.Registry, uuid string) {
+// recordCrash records, beside the loop, that a guest is to be started again.
+func recordCrash(r *machine.Registry, uuid string) {
 	d := machine.PendingStart{Boot: r.Boot, Crashed: true}
 	r.PendingStarts.Mu.Lock()
 	r.PendingStarts.Left[uuid] = d
@@ -44,34 +44,34 @@ func noteCrash(r *machine.Registry, uuid string) {
 	failpoint.Reach("revive.noted")
 }
 
-// startAgain starts the guest after its pause. It runs in the loop.
-func startAgain(g *machine.Guest, why string) {
-	v := &g.Revival
+// restartGuest starts the guest after its pause. It runs in the loop.
+func restartGuest(g *machine.Guest, why string) {
+	v := &g.Restarts
 	v.Stop()
-	if time.Since(v.Last) > steadyRun {
+	if time.Since(v.LastCrash) > crashCountReset {
 		v.Crashes = 0
 	}
 	v.Crashes++
-	v.Last = time.Now()
-	pause := pauseBefore(v.Crashes)
-	v.Words = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash requests a restart, which is tried after %v; cancel it with virsh destroy %s",
-		why, v.Crashes, v.Last.UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.Record.Name))
+	v.LastCrash = time.Now()
+	pause := restartPause(v.Crashes)
+	v.Message = fmt.Sprintf("%s (crash %d in a row, at %s); on_crash requests a restart, which is tried after %v; cancel it with virsh destroy %s",
+		why, v.Crashes, v.LastCrash.UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.Record.Name))
 	g.Log.Warn("guest crashed; starting it again after a pause", "cause", why, "crashes", v.Crashes, "pause", pause)
-	startAfter(g, pause)
+	scheduleStart(g, pause)
 }
 
-// startAfter starts the guest after a pause. It runs in the loop.
-func startAfter(g *machine.Guest, pause time.Duration) {
-	v := &g.Revival
+// scheduleStart starts the guest after a pause. It runs in the loop.
+func scheduleStart(g *machine.Guest, pause time.Duration) {
+	v := &g.Restarts
 	ctx, cancel := context.WithCancelCause(g.Reg.Life)
 	v.Cancel = func() { cancel(errors.New("it is started or given up")) }
 	g.Publish()
-	go reviveAfter(ctx, g, scope.Daemon("the restart of a guest that crashed"), pause)
+	go startAfterPause(ctx, g, scope.Daemon("the restart of a guest that crashed"), pause)
 }
 
-// reviveAfter starts the guest after a pause, unless ctx ends: the guest was started otherwise, or the
+// startAfterPause starts the guest after a pause, unless ctx ends: the guest was started otherwise, or the
 // start was given up.
-func reviveAfter(ctx context.Context, g *machine.Guest, sc scope.Scope, pause time.Duration) {
+func startAfterPause(ctx context.Context, g *machine.Guest, sc scope.Scope, pause time.Duration) {
 	wait := time.NewTimer(pause)
 	defer wait.Stop()
 	select {
@@ -83,7 +83,7 @@ func reviveAfter(ctx context.Context, g *machine.Guest, sc scope.Scope, pause ti
 	}
 	failpoint.Reach("revive.start")
 	err := g.Perform(ctx, sc, lifecycle.Start, domain.JobStart, 0, func() (machine.Work, error) {
-		if ctx.Err() != nil || !toRevive(g) {
+		if ctx.Err() != nil || !isStartWanted(g) {
 			return nil, fault.New(fault.Aborted, fault.Domain, "the pending start was cancelled")
 		}
 		return launch.PlanAnyStart(g, launch.StartOptions{})
@@ -93,50 +93,50 @@ func reviveAfter(ctx context.Context, g *machine.Guest, sc scope.Scope, pause ti
 	}
 	_ = g.Change(ctx, sc, "", func() error { // otherwise it is gone
 		if ctx.Err() == nil {
-			notRevived(g, err)
+			onStartFailed(g, err)
 		}
 		return nil
 	})
 }
 
-// toRevive reports whether the pending start is still wanted. It runs in the loop.
-func toRevive(g *machine.Guest) bool {
-	if g.Revival.Boot {
-		d, is := g.Reg.IsStartPending(g.Identity)
+// isStartWanted reports whether the pending start is still wanted. It runs in the loop.
+func isStartWanted(g *machine.Guest) bool {
+	if g.Restarts.Boot {
+		d, is := g.Reg.IsStartPending(g.UUID)
 		return is && g.Inactive != nil && (d.Once || g.Record.Autostart)
 	}
-	return g.Inactive != nil && lifecycle.Revives(g.Inactive.OnCrash)
+	return g.Inactive != nil && lifecycle.RestartsOnCrash(g.Inactive.OnCrash)
 }
 
-// notRevived decides how to go on after a failed start. It runs in the loop.
-func notRevived(g *machine.Guest, err error) {
+// onStartFailed decides how to go on after a failed start. It runs in the loop.
+func onStartFailed(g *machine.Guest, err error) {
 	if fault.Is(err, fault.Aborted) || g.Instance != nil {
-		g.GiveUpRevival()
+		g.CancelRestart()
 		return
 	}
-	if g.Revival.Boot {
-		autostartAgain(g, err)
+	if g.Restarts.Boot {
+		retryAutostart(g, err)
 		return
 	}
-	startAgain(g, err.Error())
+	restartGuest(g, err.Error())
 }
 
-// autostartAgain repeats a failed start at boot. It runs in the loop.
-func autostartAgain(g *machine.Guest, err error) {
-	v := &g.Revival
+// retryAutostart repeats a failed start at boot. It runs in the loop.
+func retryAutostart(g *machine.Guest, err error) {
+	v := &g.Restarts
 	v.Stop()
-	*v = machine.Revival{Boot: true, Crashes: v.Crashes + 1}
+	*v = machine.Restarts{Boot: true, Crashes: v.Crashes + 1}
 	const said = "cannot start a guest that is marked for autostart"
-	if v.Crashes >= mostAutostarts {
-		g.Reg.HasStarted(g.Identity)
-		v.Words = fmt.Sprintf("autostart failed (%v) after %d tries and was given up; start the domain manually", err, v.Crashes)
+	if v.Crashes >= maxAutostartTries {
+		g.Reg.HasStarted(g.UUID)
+		v.Message = fmt.Sprintf("autostart failed (%v) after %d tries and was given up; start the domain manually", err, v.Crashes)
 		g.Log.Error(said+"; giving up", "error", err, "tries", v.Crashes)
 		g.Publish()
 		return
 	}
-	pause := pauseBefore(v.Crashes + 1)
-	v.Words = fmt.Sprintf("autostart failed (%v; try %d, at %s) and is tried again after %v; cancel it with virsh destroy %s",
+	pause := restartPause(v.Crashes + 1)
+	v.Message = fmt.Sprintf("autostart failed (%v; try %d, at %s) and is tried again after %v; cancel it with virsh destroy %s",
 		err, v.Crashes, time.Now().UTC().Format(time.TimeOnly+" MST"), pause, fault.Word(g.Record.Name))
 	g.Log.Error(said, "error", err, "tries", v.Crashes, "pause", pause)
-	startAfter(g, pause)
+	scheduleStart(g, pause)
 }

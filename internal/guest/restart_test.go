@@ -48,14 +48,14 @@ func (d *daemon) reopen(meanwhile func()) {
 // again finds a guest in the present daemon.
 func (d *daemon) again(g *guest.Guest) *guest.Guest {
 	d.t.Helper()
-	found, err := d.ByUUID(g.UUID())
+	found, err := d.ByUUID(g.UUID)
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	return found
 }
 
-// record reads a guest's instance record.
+// record reads a guest's run record.
 func record(t *testing.T, g *guest.Guest) map[string]any {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(guest.RunDir(g), "run.json"))
@@ -104,7 +104,7 @@ func leaveRecord(t *testing.T, g *guest.Guest, kind string, decided bool, payloa
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	ok(t, err)
 	record, err := json.Marshal(map[string]any{
-		"ID": kind, "Kind": kind, "Version": 1, "Owner": g.UUID(), "Boot": strings.TrimSpace(string(boot)), "Decided": decided, "Payload": payload,
+		"ID": kind, "Kind": kind, "Version": 1, "Owner": g.UUID, "Boot": strings.TrimSpace(string(boot)), "Decided": decided, "Payload": payload,
 	})
 	ok(t, err)
 	ok(t, os.WriteFile(filepath.Join(guest.RunDir(g), "operation-"+kind+".json"), record, 0o600))
@@ -116,9 +116,9 @@ func (d *daemon) stored(g *guest.Guest, change func(map[string]any)) {
 	s, err := store.Open(filepath.Join(d.dir, "data"))
 	ok(d.t, err)
 	var r map[string]any
-	ok(d.t, s.Get(domains, g.UUID(), &r))
+	ok(d.t, s.Get(domains, g.UUID, &r))
 	change(r)
-	ok(d.t, s.Put(domains, g.UUID(), r))
+	ok(d.t, s.Put(domains, g.UUID, r))
 	ok(d.t, s.Close())
 }
 
@@ -150,7 +150,7 @@ func gone(path string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
+func TestAdoption_UndefinedStaysTransient(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("loose"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -162,7 +162,7 @@ func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
 	}
 	refused(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}), fault.WrongState, "transient")
 	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
-	if _, err := d.ByUUID(g.UUID()); !fault.Is(err, fault.NotFound) {
+	if _, err := d.ByUUID(g.UUID); !fault.Is(err, fault.NotFound) {
 		t.Errorf("it is still there after its end: %v", err)
 	}
 }
@@ -170,14 +170,14 @@ func TestAnUndefinedGuestStaysTransientUnderTheNextDaemon(t *testing.T) {
 // Rules of access know a guest by its labels: one that others have been given while it ran stays theirs when
 // it is undefined, under the next daemon, too.
 // Promise: A1
-func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
+func TestAdoption_UndefinedKeepsMarks(t *testing.T) {
 	d := newDaemon(t)
 	of := func(team string) string {
 		return strings.Replace(small("given"), "<os>", "<metadata><x:own xmlns:x='urn:own'>"+team+"</x:own><l:guest xmlns:l='"+provision.MarksNamespace+"'><l:label name='team' value='"+team+"'/></l:guest></metadata><os>", 1)
 	}
 	g := d.define(of("a"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	d.define(strings.Replace(of("b"), "<memory", "<uuid>"+g.UUID()+"</uuid><memory", 1))
+	d.define(strings.Replace(of("b"), "<memory", "<uuid>"+g.UUID+"</uuid><memory", 1))
 	ok(t, guest.Undefine(d.ctx(), g, scope.Daemon("a test"), guest.UndefineOptions{}))
 	for range 2 {
 		metadata := g.View().Active.Metadata
@@ -193,7 +193,7 @@ func TestAnUndefinedGuestKeepsItsMarks(t *testing.T) {
 	}
 }
 
-func TestAGuestDefinedWhileItRanStaysDefined(t *testing.T) {
+func TestAdoption_DefinedWhileRunning(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("kept"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -209,7 +209,7 @@ func TestAGuestDefinedWhileItRanStaysDefined(t *testing.T) {
 }
 
 // Promise: G5
-func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
+func TestQuarantine_NotStartedTwice(t *testing.T) {
 	for name, damage := range map[string]string{"empty": "", "torn": `{"Name":"qu`, "another's": `{}`} {
 		t.Run(name, func(t *testing.T) {
 			d := newDaemon(t)
@@ -238,13 +238,13 @@ func TestAGuestThatCannotBeAdoptedIsNotStartedTwice(t *testing.T) {
 
 // A guest without any record in the store is still shown, and its name is not given to another guest.
 // Promise: G5
-func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
+func TestQuarantine_UnknownGuestShown(t *testing.T) {
 	for damage, called := range map[string]string{`{"Name":"tr`: "", `{"Name":"transient","UUID":"%s","XML":"<domain"}`: "transient"} {
 		t.Run(called, func(t *testing.T) {
 			d := newDaemon(t)
 			g, err := guest.Create(d.ctx(), d.Registry, scope.Daemon("a test"), small("transient"), launch.StartOptions{})
 			ok(t, err)
-			pid, id := d.pid("transient"), g.UUID()
+			pid, id := d.pid("transient"), g.UUID
 			end := sync.OnceFunc(func() {
 				ok(t, syscall.Kill(pid, syscall.SIGKILL))
 				reap(t, pid)
@@ -254,7 +254,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 				ok(t, os.WriteFile(filepath.Join(guest.RunDir(g), "run.json"), []byte(strings.Replace(damage, "%s", id, 1)), 0o600))
 			})
 			all := d.All()
-			if called = cmp.Or(called, id); len(all) != 1 || all[0].UUID() != id || all[0].Name() != called || !all[0].View().Quarantined {
+			if called = cmp.Or(called, id); len(all) != 1 || all[0].UUID != id || all[0].Name() != called || !all[0].View().Quarantined {
 				t.Fatalf("of a guest that runs is shown: %+v", all)
 			}
 			same := strings.Replace(small(called), "<memory", "<uuid>"+id+"</uuid><memory", 1)
@@ -282,7 +282,7 @@ func TestAGuestThatNobodyKnowsIsShown(t *testing.T) {
 
 // One that is undefined then is transient for the daemon that can adopt it.
 // Promise: F31
-func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
+func TestQuarantine_Undefine(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("quarantined"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -292,7 +292,7 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 		text, r["XML"] = r["XML"], "<domain"
 		writeRecord(t, g, r)
 	})
-	state := filepath.Join(d.dir, "data/guest/tpm", g.UUID(), "tpm2-00.permall")
+	state := filepath.Join(d.dir, "data/guest/tpm", g.UUID, "tpm2-00.permall")
 	ok(t, os.MkdirAll(filepath.Dir(state), 0o700))
 	ok(t, os.WriteFile(state, nil, 0o600))
 	ok(t, guest.Undefine(d.ctx(), d.again(g), scope.Daemon("a test"), guest.UndefineOptions{}))
@@ -317,7 +317,7 @@ func TestAGuestThatIsUndefinedInQuarantineStaysSo(t *testing.T) {
 
 // The host's /run was cleared. Only its control group is left of a running guest.
 // Promise: G5
-func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
+func TestQuarantine_RunDirectoryRemoved(t *testing.T) {
 	d := newDaemon(t)
 	if d.Cgroups.Version() == 0 {
 		t.Skip("this host has no usable control groups: ", d.Cgroups.Absent())
@@ -340,7 +340,7 @@ func TestAGuestWhoseRunDirectoryIsGoneIsNotStartedTwice(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
-func TestADamagedRecordOfAGuestThatHasEndedIsClearedAway(t *testing.T) {
+func TestAdoption_DamagedRecordOfEnded(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ended"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -357,7 +357,7 @@ func TestADamagedRecordOfAGuestThatHasEndedIsClearedAway(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
-func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
+func TestOpen_DamagedDefinition(t *testing.T) {
 	d := newDaemon(t)
 	g, other, idle := d.define(small("damaged")), d.define(small("other")), d.define(small("idle"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -367,7 +367,7 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 		}
 	})
 	ok(t, launch.Start(d.ctx(), d.again(other), scope.Daemon("a test"), launch.StartOptions{}))
-	if _, err := d.ByUUID(idle.UUID()); !fault.Is(err, fault.NotFound) {
+	if _, err := d.ByUUID(idle.UUID); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a definition that cannot be read is served: %v", err)
 	}
 	g = d.again(g)
@@ -379,11 +379,11 @@ func TestADamagedDefinitionKeepsNobodyFromBeingServed(t *testing.T) {
 	ok(t, savestate.RemoveManagedSave(d.ctx(), g, scope.Daemon("a test")))
 	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	var kept map[string]any
-	ok(t, d.store.Get(domains, g.UUID(), &kept)) // for an administrator who can repair it
+	ok(t, d.store.Get(domains, g.UUID, &kept)) // for an administrator who can repair it
 }
 
 // Promise: G6
-func TestAnInterruptedStartIsTakenBack(t *testing.T) {
+func TestAdoption_InterruptedStart(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("begun"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -405,7 +405,7 @@ func TestAnInterruptedStartIsTakenBack(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
-func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
+func TestAdoption_InterruptedSave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("halfsaved"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -422,7 +422,7 @@ func TestAnInterruptedSaveIsGivenUp(t *testing.T) {
 	noOperation(t, g)
 }
 
-func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
+func TestAdoption_InterruptedSaveOfEnded(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("halfended"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -441,7 +441,7 @@ func TestAnInterruptedSaveGoesWithItsGuest(t *testing.T) {
 	}
 }
 
-func TestAManagedImageIsUsedOnce(t *testing.T) {
+func TestManagedSave_UsedOnce(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("once"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -457,7 +457,7 @@ func TestAManagedImageIsUsedOnce(t *testing.T) {
 	}
 }
 
-func TestACompletedManagedSaveIsNotLost(t *testing.T) {
+func TestManagedSave_CompletedNotLost(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("complete"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -477,7 +477,7 @@ func TestACompletedManagedSaveIsNotLost(t *testing.T) {
 	d.want(g, domain.Running, domain.ReasonRestored)
 }
 
-func TestAnOwnedGuestEndsWithItsDaemon(t *testing.T) {
+func TestAutoDestroy_DaemonEnds(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("owned"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{AutoDestroy: true, Owner: make(chan struct{})}))
@@ -489,19 +489,19 @@ func TestAnOwnedGuestEndsWithItsDaemon(t *testing.T) {
 // A guest that others have been given does not end with the client that started it, nor with that one's
 // daemon.
 // Promise: A1
-func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
+func TestAutoDestroy_NotPermitted(t *testing.T) {
 	d := newDaemon(t)
 	d.heard = make(chan string, 1000)
 	d.reopen(func() {})
 	asked := make(chan string, 1)
 	leave := func(g *guest.Guest, answer error) {
 		owner := make(chan struct{})
-		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{AutoDestroy: true, Owner: owner, OwnerMay: func(uuid string) error {
+		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{AutoDestroy: true, Owner: owner, OwnerMayDestroy: func(uuid string) error {
 			asked <- uuid
 			return answer
 		}}))
 		close(owner)
-		if uuid := <-asked; uuid != g.UUID() {
+		if uuid := <-asked; uuid != g.UUID {
 			t.Errorf("it is asked of %s", uuid)
 		}
 	}
@@ -515,7 +515,7 @@ func TestAGuestOfOthersOutlivesWhoStartedIt(t *testing.T) {
 }
 
 // Promise: G6
-func TestAnEndThatWasBegunIsCompleted(t *testing.T) {
+func TestAdoption_BegunEndCompleted(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("ending"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -528,7 +528,7 @@ func TestAnEndThatWasBegunIsCompleted(t *testing.T) {
 	d.settle(d.again(g), domain.ShutOff)
 }
 
-func TestADeviceThatWentMeanwhileIsGivenBackWhole(t *testing.T) {
+func TestAdoption_DeviceReleased(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -558,7 +558,7 @@ func TestADeviceThatWentMeanwhileIsGivenBackWhole(t *testing.T) {
 	ok(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), stick, machine.Affect{Live: true}))
 }
 
-func TestAllDevicesAreStillThereForTheNextDaemon(t *testing.T) {
+func TestAdoption_KeepsDevices(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "disk.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -578,7 +578,7 @@ func TestAllDevicesAreStillThereForTheNextDaemon(t *testing.T) {
 	}
 }
 
-func TestUndefiningAGuestThatStartsLosesNothing(t *testing.T) {
+func TestUndefine_WhileStarting(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("hasty"))
 	started := make(chan error, 1)
@@ -599,7 +599,7 @@ func TestUndefiningAGuestThatStartsLosesNothing(t *testing.T) {
 	}
 }
 
-func TestAGuestIsNotRenamedWhileItStarts(t *testing.T) {
+func TestRename_WhileStarting(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("before"))
 	started := make(chan error, 1)
@@ -611,7 +611,7 @@ func TestAGuestIsNotRenamedWhileItStarts(t *testing.T) {
 	ok(t, <-started)
 }
 
-func TestARefusedRestoreKeepsNothingOpen(t *testing.T) {
+func TestRestore_RefusedClosesFiles(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("open"))
 	path := filepath.Join(d.dir, "image")
@@ -670,7 +670,7 @@ func (d *daemon) saving(g *guest.Guest, path string) (read func(), saved <-chan 
 	return read, result
 }
 
-func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
+func TestSave_CancelledInQEMU(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("cancelled"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -689,7 +689,7 @@ func TestASaveThatSomebodyElseCancelsIsNone(t *testing.T) {
 }
 
 // Promise: F5
-func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
+func TestSave_MonitorLostDuringSave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("cut"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -708,7 +708,7 @@ func TestAGuestGoesOnWhenTheMonitorIsLostInASave(t *testing.T) {
 	ok(t, guest.Resume(d.ctx(), g, scope.Daemon("a test")))
 }
 
-func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
+func TestSave_DaemonStops(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("stopped"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -725,7 +725,7 @@ func TestADaemonThatStopsInASaveLetsTheGuestGoOn(t *testing.T) {
 	ok(t, savestate.Save(d.ctx(), g, scope.Daemon("a test"), filepath.Join(d.dir, "another"), savestate.SaveOptions{}))
 }
 
-func TestAGuestIsDestroyedInASave(t *testing.T) {
+func TestSave_Destroyed(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("impatient"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -742,7 +742,7 @@ func TestAGuestIsDestroyedInASave(t *testing.T) {
 }
 
 // Promise: F3
-func TestQEMUKilledInASave(t *testing.T) {
+func TestSave_QEMUKilled(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("slain"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -759,7 +759,7 @@ func TestQEMUKilledInASave(t *testing.T) {
 	}
 }
 
-func TestADestroyIsCompleteWhenTheDaemonStops(t *testing.T) {
+func TestDestroy_DaemonStops(t *testing.T) {
 	d := newDaemon(t)
 	for i := range 4 {
 		g := d.define(small(string(rune('a' + i))))
@@ -780,7 +780,7 @@ func TestADestroyIsCompleteWhenTheDaemonStops(t *testing.T) {
 }
 
 // Promise: G6
-func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
+func TestAttach_InterruptedAtEachStep(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -838,7 +838,7 @@ func TestAPlugThatWasCutOffIsFinishedOrUndone(t *testing.T) {
 // A plug was interrupted, and QEMU refuses one of the remaining commands for the device. The device still belongs
 // to the guest, and the guest keeps its monitor.
 // Promise: G6
-func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
+func TestAttach_InterruptedBeforeRefusal(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -866,7 +866,7 @@ func TestAPlugThatWasCutOffBeforeARefusalIsFinished(t *testing.T) {
 	ok(t, hotplug.Detach(d.ctx(), g, scope.Daemon("a test"), stick(""), machine.Affect{Live: true}))
 }
 
-func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
+func TestCleanup_NextDaemon(t *testing.T) {
 	d := newDaemon(t)
 	path := filepath.Join(d.dir, "stick.raw")
 	ok(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
@@ -889,7 +889,7 @@ func TestWhatADeviceLeftIsCleanedUpByTheNextDaemon(t *testing.T) {
 	noOperation(t, g)
 }
 
-func TestAPausedGuestIsSavedAfterADump(t *testing.T) {
+func TestSave_PausedAfterDump(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("twice"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
@@ -903,7 +903,7 @@ func TestAPausedGuestIsSavedAfterADump(t *testing.T) {
 	d.want(g, domain.Paused, domain.ReasonUser)
 }
 
-func TestImagesOfNobodyAreRemoved(t *testing.T) {
+func TestOpen_UnownedImagesRemoved(t *testing.T) {
 	d := newDaemon(t)
 	g, damaged := d.define(small("kept")), d.define(small("damaged"))
 	for _, g := range []*guest.Guest{g, damaged} {
@@ -925,7 +925,7 @@ func TestImagesOfNobodyAreRemoved(t *testing.T) {
 	ok(t, launch.Start(d.ctx(), d.again(g), scope.Daemon("a test"), launch.StartOptions{}))
 }
 
-func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
+func TestUndefine_DuringManagedSave(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("both"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -947,7 +947,7 @@ func TestUndefiningAGuestInAManagedSaveLeavesNoImage(t *testing.T) {
 }
 
 // Promise: F5
-func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
+func TestAdoption_StuckGuest(t *testing.T) {
 	d := newDaemon(t)
 	stuck, healthy := d.define(small("stuck")), d.define(small("healthy"))
 	ok(t, launch.Start(d.ctx(), stuck, scope.Daemon("a test"), launch.StartOptions{}))
@@ -966,7 +966,7 @@ func TestAStuckGuestDelaysNoAdoption(t *testing.T) {
 // A host that goes down during a save loses the run directory's record of the image. The next daemon removes the
 // partial image, and no other file that may be at that path by then.
 // Promise: F29
-func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
+func TestOpen_IncompleteImageOfEarlierBoot(t *testing.T) {
 	d := newDaemon(t)
 	d.boot = "first"
 	d.reopen(func() {})
@@ -975,22 +975,22 @@ func TestAHalfImageOfAnEarlierBootIsRemoved(t *testing.T) {
 	paths := map[string]string{}
 	for _, name := range []string{"left", "replaced"} {
 		g := d.define(small(name))
-		paths[g.UUID()] = filepath.Join(d.dir, name)
+		paths[g.UUID] = filepath.Join(d.dir, name)
 		ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
 		pid := d.pid(name)
 		ok(t, syscall.Kill(pid, syscall.SIGSTOP)) // the save waits for it
 		saved := make(chan error, 1)
 		go func() {
-			saved <- savestate.Save(d.ctx(), g, scope.Daemon("a test"), paths[g.UUID()], savestate.SaveOptions{})
+			saved <- savestate.Save(d.ctx(), g, scope.Daemon("a test"), paths[g.UUID], savestate.SaveOptions{})
 		}()
 		note := map[string]any{}
-		eventually(t, "the image that is begun is noted", func() bool { return d.store.Get(kind, g.UUID(), &note) == nil })
+		eventually(t, "the image that is begun is noted", func() bool { return d.store.Get(kind, g.UUID, &note) == nil })
 		ok(t, syscall.Kill(pid, syscall.SIGCONT))
 		ok(t, <-saved)
-		if err := d.store.Get(kind, g.UUID(), &map[string]any{}); !fault.Is(err, fault.NotFound) {
+		if err := d.store.Get(kind, g.UUID, &map[string]any{}); !fault.Is(err, fault.NotFound) {
 			t.Errorf("the note of an image that is complete: %v", err)
 		}
-		notes[g.UUID()] = note
+		notes[g.UUID] = note
 	}
 	replaced := filepath.Join(d.dir, "replaced.partial")
 	d.boot = "second"

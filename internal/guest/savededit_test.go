@@ -21,7 +21,7 @@ import (
 // A definition that comes with a save is held to what one has to keep to that is defined: the name
 // of a device leads to no other's files, and a start takes no more than the machine had.
 // Promise: A3
-func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
+func TestSave_DefinitionWithinQuota(t *testing.T) {
 	d := newDaemonOf(t, true)
 	cell := "<cpu><numa><cell id='0' cpus='0' memory='65536'/></numa></cpu>"
 	g := d.define(strings.Replace(small("saved", "<controller type='virtio-serial'/>",
@@ -68,7 +68,7 @@ func TestADefinitionThatComesWithASaveHasBounds(t *testing.T) {
 
 // A start from a save image is authorized like a definition with the image's content. Weights in the guest's own
 // managed image are not new, so they need no authorization. Those in a client's file do.
-func TestAStartFromASavedImageIsBoundAsWhatItTakes(t *testing.T) {
+func TestStart_ManagedSaveWithinQuota(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(small("kept", "<video><model type='vga'/></video>"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))

@@ -18,7 +18,7 @@ import (
 
 // Of two saves to the same path one is refused, and changes nothing of the other. A partial image of a killed
 // daemon does not prevent a save.
-func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
+func TestSave_SamePathTwice(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	write := func(text string, meanwhile func() error) error {
 		return savestate.WriteImage(t.Context(), scope.Daemon("a test"), path, func(f *os.File) error {
@@ -26,7 +26,7 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 			return errors.Join(err, meanwhile())
 		}, (*os.File).Sync)
 	}
-	if err := os.WriteFile(savestate.Partial(path), []byte("what is longer and was left"), 0o600); err != nil {
+	if err := os.WriteFile(savestate.PartialPath(path), []byte("what is longer and was left"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	err := write("first", func() error {
@@ -50,17 +50,17 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := os.WriteFile(savestate.Partial(path), []byte("of another yet"), 0o600); err != nil {
+	if err := os.WriteFile(savestate.PartialPath(path), []byte("of another yet"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := savestate.Empty(f, savestate.Partial(path)); !fault.Is(err, fault.Busy) { // opened just before it was completed
+	if err := savestate.TruncateLocked(f, savestate.PartialPath(path)); !fault.Is(err, fault.Busy) { // opened just before it was completed
 		t.Errorf("the image that was completed in between: %v", err)
 	}
 	if err := errors.Join(f.Close(), write("next", func() error { is("first"); return nil })); err != nil {
 		t.Fatal(err)
 	}
 	is("next")
-	if _, err := os.Lstat(savestate.Partial(path)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(savestate.PartialPath(path)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the partial image: %v", err)
 	}
 }
@@ -68,7 +68,7 @@ func TestTwoImagesAreNotWrittenToOnePlace(t *testing.T) {
 // Paths are absolute and valid UTF-8. The next daemon finds incomplete images by paths in JSON, which cannot hold
 // other bytes.
 // Promise: F29
-func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
+func TestSave_PathForNextDaemon(t *testing.T) {
 	for _, path := range []string{"relative", "/srv/a\xff", "/srv/\xc3/a"} {
 		if err := savestate.Save(t.Context(), new(machine.Guest), scope.Daemon("a test"), path, savestate.SaveOptions{}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("a save to %q: %v", path, err)
@@ -80,7 +80,7 @@ func TestAnImageLiesWhereTheNextDaemonFindsIt(t *testing.T) {
 }
 
 // No image takes the place of a device of the host's, in memory.
-func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
+func TestSave_PathIsDevice(t *testing.T) {
 	g := guestOf(t, bareRegistry(t), claimedUUID, "")
 	for _, path := range []string{"/dev/null", "//dev/vg/lv", "/tmp/../dev/vda", "/dev/./nothing"} {
 		for verb, err := range map[string]error{"save": savestate.Save(t.Context(), g, scope.Daemon("a test"), path, savestate.SaveOptions{}), "dump": savestate.Dump(t.Context(), g, scope.Daemon("a test"), path, savestate.DumpOptions{})} {
@@ -96,17 +96,17 @@ func TestNoImageTakesThePlaceOfADevice(t *testing.T) {
 
 // A journal of labels that is longer than the next daemon reads is none.
 // Promise: I8
-func TestAJournalOfLabelsIsBounded(t *testing.T) {
+func TestLabels_JournalBounded(t *testing.T) {
 	l := &filelabel.Labels{Path: filepath.Join(t.TempDir(), "journal")}
 	l.Files = []filelabel.LeasedFile{{Path: strings.Repeat("x", filelabel.MaxJournal)}}
-	if err := l.Keep(); !fault.Is(err, fault.NoCapacity) {
+	if err := l.WriteJournal(); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a journal that is too long to be read is kept: %v", err)
 	}
 }
 
 // An image is written of no guest that could not be restored from it: the guest is told so while it runs.
 // Promise: F31
-func TestAGuestThatCouldNotBeRestoredIsNotSaved(t *testing.T) {
+func TestSave_NotRestorable(t *testing.T) {
 	whole := title("first")
 	for name, doc := range map[string]string{
 		"two orders to boot in": strings.NewReplacer("</os>", "<boot dev='hd'/></os>",

@@ -27,7 +27,7 @@ func TestVerbs_ZeroScope(t *testing.T) {
 	both, path := machine.Affect{Config: true}, d.dir+"/none"
 	second := func(_ any, err error) error { return err }
 	disk := "<disk type='file'><source file='" + path + "'/><target dev='vdb' bus='virtio'/></disk>"
-	_, _, still := g.KeepStill(ctx, none)
+	_, _, still := g.KeepShutOff(ctx, none)
 	_, _, screen := console.Screenshot(ctx, g, none, 0)
 	title := "a title"
 	for verb, err := range map[string]error{
@@ -36,8 +36,8 @@ func TestVerbs_ZeroScope(t *testing.T) {
 		"restore":       second(guest.Restore(ctx, d.Registry, none, path, savestate.SaveOptions{})),
 		"saved XML":     second(savestate.SavedXML(ctx, d.Registry, none, path, false)),
 		"edit saved":    savestate.RedefineSaved(ctx, d.Registry, none, path, savestate.SaveOptions{}),
-		"copy NVRAM":    second(launch.CopyNVRAM(ctx, d.Registry, none, path, g.UUID())),
-		"drop NVRAM":    launch.DropNVRAM(ctx, d.Registry, none, g.UUID()),
+		"copy NVRAM":    second(launch.CopyNVRAM(ctx, d.Registry, none, path, g.UUID)),
+		"drop NVRAM":    launch.DropNVRAM(ctx, d.Registry, none, g.UUID),
 		"detach PCI":    provision.DetachFromHost(ctx, d.Registry, none, kernel.PCIAddress{}),
 		"reattach PCI":  provision.ReattachToHost(ctx, d.Registry, none, kernel.PCIAddress{}),
 		"start":         launch.Start(ctx, g, none, launch.StartOptions{}),
@@ -111,7 +111,7 @@ func TestVerbs_RightLost(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(small("there"))
 	ctx, lost := d.ctx(), scopetest.Client(scopetest.Limits{Call: func(uuid string) error {
-		if uuid != g.UUID() {
+		if uuid != g.UUID {
 			t.Errorf("asked about %s", uuid)
 		}
 		return fault.New(fault.Denied, fault.Call, "no")

@@ -41,7 +41,7 @@ const plugged = "<channel type='unix'><target type='virtio' name='org.test.1'/><
 // Files that QEMU created before the guest ran are used, and further ones are handed over. If a daemon left the
 // guest's directory open, the next one seals it.
 // Promise: I11
-func TestAGuestIsSealedAndServed(t *testing.T) {
+func TestSeal_ServedGuest(t *testing.T) {
 	d := newDaemonOf(t, true)
 	display := filepath.Join(d.dir, "screens", "vnc.sock")
 	ok(t, os.Mkdir(filepath.Dir(display), 0o755))
@@ -120,9 +120,9 @@ func (d *daemon) serves(g *guest.Guest, when, display string) {
 	}
 }
 
-// A guest's instance record is lost. Neither its QEMU nor its user's number is lost with it, whichever user it runs as.
+// A guest's run record is lost. Neither its QEMU nor its user's number is lost with it, whichever user it runs as.
 // Promise: I11
-func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
+func TestSeal_FoundWithoutRecord(t *testing.T) {
 	d := newDaemonOf(t, true)
 	named := "<seclabel type='static' model='dac' relabel='no'><label>+107:+36</label></seclabel></domain>"
 	guests := []*guest.Guest{d.define(small("lost")), d.define(strings.Replace(small("named"), "</domain>", named, 1))}
@@ -160,10 +160,10 @@ func TestASealedGuestIsFoundWithoutItsRecord(t *testing.T) {
 	}
 }
 
-// TestATerminalIsPluggedIntoASealedGuest: QEMU is let make the one, and no other, nor by the node that lies among
-// the terminals themselves.
+// QEMU may make the one terminal of the attached device, and no other. It cannot use the node among the
+// terminals for that.
 // Promise: I11
-func TestATerminalIsPluggedIntoASealedGuest(t *testing.T) {
+func TestSeal_AttachTerminal(t *testing.T) {
 	d := newDaemonOf(t, true)
 	channel := strings.Replace(plugged, "test.1", "test.0", 1)
 	for _, first := range []string{"<serial type='pty'/>", ""} { // it has terminals from the start, or comes to have them

@@ -31,7 +31,7 @@ const (
 
 // Shutdown asks the guest to shut down. It returns when the guest has been asked.
 func Shutdown(ctx context.Context, g *machine.Guest, sc scope.Scope, mode ShutdownMode) error {
-	return askGuest(ctx, g, sc, lifecycle.Shut, mode, "powerdown", lifecycle.ShutdownAsked{})
+	return askGuest(ctx, g, sc, lifecycle.Shutdown, mode, "powerdown", lifecycle.ShutdownAsked{})
 }
 
 // Reboot asks the guest to reboot. With ACPI this is a power-off, which Lodge answers with a reset.
@@ -71,9 +71,9 @@ func askGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, verb lifecy
 
 // Reset resets the machine without asking the guest. A guest that is kept after its end boots again.
 func Reset(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
-	return commands(ctx, g, sc, lifecycle.Reset, nil, func() []qemu.Step {
+	return runCommands(ctx, g, sc, lifecycle.Reset, nil, func() []qemu.Step {
 		steps := resetSteps(g)
-		if g.State.Kept() {
+		if g.State.IsPreserved() {
 			steps = append(steps, qemu.Step{Command: "cont"})
 		}
 		return steps
@@ -91,15 +91,15 @@ func resetSteps(g *machine.Guest) []qemu.Step {
 	return []qemu.Step{{Command: "set-action", Args: map[string]any{"reboot": "reset"}}, reset}
 }
 
-// command runs one monitor command without arguments as a job. noted, if not nil, tells the lifecycle
+// runCommand runs one monitor command without arguments as a job. noted, if not nil, tells the lifecycle
 // beforehand what the command is for.
-func command(ctx context.Context, g *machine.Guest, sc scope.Scope, verb lifecycle.Verb, noted lifecycle.Fact, name string) error {
-	return commands(ctx, g, sc, verb, noted, func() []qemu.Step { return []qemu.Step{{Command: name}} }, nil)
+func runCommand(ctx context.Context, g *machine.Guest, sc scope.Scope, verb lifecycle.Verb, noted lifecycle.Fact, name string) error {
+	return runCommands(ctx, g, sc, verb, noted, func() []qemu.Step { return []qemu.Step{{Command: name}} }, nil)
 }
 
-// commands runs several commands, which choose selects in the loop. done, if not nil, runs in the loop
+// runCommands runs several commands, which choose selects in the loop. done, if not nil, runs in the loop
 // before other work.
-func commands(ctx context.Context, g *machine.Guest, sc scope.Scope, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step, done machine.Settle) error {
+func runCommands(ctx context.Context, g *machine.Guest, sc scope.Scope, verb lifecycle.Verb, noted lifecycle.Fact, choose func() []qemu.Step, done machine.Settle) error {
 	return g.Perform(ctx, sc, verb, domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) {
 		r, steps := g.Instance, choose()
 		if noted != nil {
@@ -128,12 +128,12 @@ func commands(ctx context.Context, g *machine.Guest, sc scope.Scope, verb lifecy
 // as a dump has stopped the guest, while an interrupted operation is open, or when the monitor is lost. It
 // is false, too, for a guest that resumes when its disk has space again or its panic is handled.
 func IsPaused(v *machine.View) bool {
-	return v.State == domain.Paused && v.StuckSince.IsZero() && v.Job.Kind == domain.JobNone && !v.Owed
+	return v.State == domain.Paused && v.StuckSince.IsZero() && v.Job.Kind == domain.JobNone && !v.WillResume
 }
 
-// restartMachine resets the machine and resumes it, which turns a power-off into a reboot. It runs in the
+// resetMachine resets the machine and resumes it, which turns a power-off into a reboot. It runs in the
 // loop, and its commands run beside it.
-func restartMachine(g *machine.Guest) {
+func resetMachine(g *machine.Guest) {
 	r, steps := g.Instance, append(resetSteps(g), qemu.Step{Command: "cont"})
 	go func() {
 		ctx, stop := context.WithTimeout(g.Reg.Life, machine.ModifyLimit)
@@ -144,10 +144,10 @@ func restartMachine(g *machine.Guest) {
 				err = machine.Execute(ctx, s, step)
 			}
 		}
-		if err != nil && r.Unrestarted.Passes() {
+		if err != nil && r.LogNotReset.Passes() {
 			g.Log.Error("cannot restart the machine; guest stays stopped", "error", err)
 		}
-		if s != nil && hotplug.Unanswered(err) {
+		if s != nil && hotplug.IsEffectUnknown(err) {
 			s.Close() // the next session repeats it
 		}
 	}()
@@ -155,5 +155,5 @@ func restartMachine(g *machine.Guest) {
 
 // InjectNMI sends every vCPU a non-maskable interrupt.
 func InjectNMI(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
-	return command(ctx, g, sc, lifecycle.Change, nil, "inject-nmi")
+	return runCommand(ctx, g, sc, lifecycle.Change, nil, "inject-nmi")
 }

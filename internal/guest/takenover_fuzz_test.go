@@ -229,7 +229,7 @@ func (g *taken) heard(told any, err error) error {
 func (g *taken) words(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
-		if text := v.String(); len(text) > provision.MaxTold || !utf8.ValidString(text) || strings.Contains(text, "\x00") {
+		if text := v.String(); len(text) > provision.MaxPrintable || !utf8.ValidString(text) || strings.Contains(text, "\x00") {
 			g.t.Errorf("the agent has told %d bytes: %.40q", len(text), text)
 		}
 	case reflect.Slice:
@@ -558,14 +558,14 @@ func takeOver(t *testing.T, root string, c machine.Config) *taken {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	rec := machine.InstanceRecord{Name: "a", UUID: takenUUID, ID: 1, XML: doc, PID: takenPID, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0"}}, LastNode: 2}
+	rec := machine.RunRecord{Name: "a", UUID: takenUUID, ID: 1, XML: doc, PID: takenPID, NICs: []machine.HeldNIC{{Alias: "net0", IfName: "vnet0"}}, LastNode: 2}
 	r := machine.NewInstance(rec, dir, c.Kernel, g.Log)
 	r.Definition, r.Process = def, released(t)
-	r.Hold("run directory", func(ctx context.Context) error { g.returned["dir"]++; return r.RemoveDir(ctx) })
-	r.Hold("reservation", func(context.Context) error { c.Ledger.Release(takenUUID); return nil })
-	r.Hold("interface vnet0", func(context.Context) error { g.returned["nic"]++; return nil })
+	r.PushRelease("run directory", func(ctx context.Context) error { g.returned["dir"]++; return r.RemoveDir(ctx) })
+	r.PushRelease("reservation", func(context.Context) error { c.Ledger.Release(takenUUID); return nil })
+	r.PushRelease("interface vnet0", func(context.Context) error { g.returned["nic"]++; return nil })
 	r.Guest = g.Guest
-	if err := reg.GiveOperations(r, nil); err != nil {
+	if err := reg.SetOperations(r, nil); err != nil {
 		t.Fatal(err)
 	}
 	g.run, g.Instance = r, r
@@ -576,7 +576,7 @@ func takeOver(t *testing.T, root string, c machine.Config) *taken {
 	r.Connect(g.connect())
 	g.Publish()
 	g.WriteInstance()
-	run(reg, g.Guest)
+	startLoop(reg, g.Guest)
 	return g
 }
 
@@ -678,8 +678,8 @@ func (g *taken) play(line string) {
 	case word == "cut":
 		_ = conn.Close()
 	case word == "back":
-		if g.run.Lost.Load() != nil {
-			go handOver(g.Guest, g.run, g.connect())
+		if g.run.LostAt.Load() != nil {
+			go passSession(g.Guest, g.run, g.connect())
 		}
 	case word == "save": // an earlier daemon began one
 		_ = g.Change(context.Background(), scope.Daemon("a test"), "", func() error {
@@ -710,7 +710,7 @@ func (g *taken) play(line string) {
 func (g *taken) attend() {
 	ours, theirs := net.Pipe()
 	s := agent.New(ours)
-	if g.run.Agent.Keep(s) == s {
+	if g.run.Agent.LoadOrStore(s) == s {
 		go g.serve(theirs)
 		return
 	}
@@ -822,10 +822,10 @@ func (g *taken) end() {
 	}
 }
 
-// A QEMU that names a terminal in megabytes has none: no daemon would read that again. Nor has one that names another
-// place than the kernel's: clients would be shown it, and the daemon look there.
+// A QEMU that names a terminal in megabytes has none: no daemon would read that again. Nor has one that names
+// another place than the kernel's: clients would be shown it, and the daemon look there.
 // Promise: I1
-func TestATerminalOfMegabytesIsNone(t *testing.T) {
+func TestDescribe_LongPTYPath(t *testing.T) {
 	for _, path := range []string{strings.Repeat("/x", xmltree.MaxSize/2), "/net/elsewhere/1", "/dev/pts/../sda", "/dev/pts/ptmx", "/dev/pts/"} {
 		testTerminal(t, path)
 	}
@@ -839,7 +839,7 @@ func testTerminal(t *testing.T, path string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := launch.Launch{Guest: g.Guest, Instance: machine.NewInstance(machine.InstanceRecord{}, t.TempDir(), kernel.Root{}, g.Log)}
+		l := launch.Launch{Guest: g.Guest, Instance: machine.NewInstance(machine.RunRecord{}, t.TempDir(), kernel.Root{}, g.Log)}
 		l.Instance.Definition = def
 		g.answers["query-chardev"] = `[{"label":"charserial0","filename":"pty:` + path + `"}]`
 		l.Instance.Connect(g.connect())

@@ -20,10 +20,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestTheTPMHasNoPrivileges: the emulator of a guest's TPM has no capability, and
-// no way to gain one, and serves the guest all the same.
+// The emulator of a guest's TPM has no capability and cannot gain one, and still serves the guest.
 // Promise: I20
-func TestTheTPMHasNoPrivileges(t *testing.T) {
+func TestTPM_NoPrivileges(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
 	}
@@ -36,7 +35,7 @@ func testTPM(t *testing.T, isolated bool) {
 	d := newDaemonOf(t, isolated)
 	g := d.define(small("tpm", "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	own := filepath.Join(d.dir, "run/guest", g.UUID())
+	own := filepath.Join(d.dir, "run/guest", g.UUID)
 	if isolated {
 		own = filepath.Join(own, "own")
 	}
@@ -71,10 +70,10 @@ func testTPM(t *testing.T, isolated bool) {
 		t.Errorf("its limits of file size and descriptors are\n%s", limits)
 	}
 	// The next start has another user, who must find the same state.
-	before := stateOf(t, d, g.UUID())
+	before := stateOf(t, d, g.UUID)
 	ok(t, guest.Destroy(d.ctx(), g, scope.Daemon("a test"), false))
 	// In the meantime it belongs to root: another guest may get the number of the old user.
-	ok(t, filepath.WalkDir(filepath.Join(d.dir, "data/guest/tpm", g.UUID()), func(path string, e os.DirEntry, err error) error {
+	ok(t, filepath.WalkDir(filepath.Join(d.dir, "data/guest/tpm", g.UUID), func(path string, e os.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -85,7 +84,7 @@ func testTPM(t *testing.T, isolated bool) {
 		return err
 	}))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
-	if after := stateOf(t, d, g.UUID()); !os.SameFile(before, after) || before.Sys().(*syscall.Stat_t).Uid == after.Sys().(*syscall.Stat_t).Uid {
+	if after := stateOf(t, d, g.UUID); !os.SameFile(before, after) || before.Sys().(*syscall.Stat_t).Uid == after.Sys().(*syscall.Stat_t).Uid {
 		t.Errorf("the state belonged to user %d, and now to %d", before.Sys().(*syscall.Stat_t).Uid, after.Sys().(*syscall.Stat_t).Uid)
 	}
 }
@@ -101,7 +100,7 @@ func stateOf(t *testing.T, d *daemon, uuid string) os.FileInfo {
 // The state of a TPM holds secrets: it goes with a guest that was undefined as it ran, or
 // never was defined, when that ends, for the next of its UUID must not find it.
 // Promise: K9
-func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
+func TestTPM_TransientGuest(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
 	}
@@ -144,9 +143,9 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 		}, false},
 	} {
 		g := c.begin(name, c.more)
-		stateOf(t, d, g.UUID())
+		stateOf(t, d, g.UUID)
 		c.end(g)
-		if _, err := os.Stat(filepath.Join(d.dir, "data/guest/tpm", g.UUID())); (err == nil) != c.stays {
+		if _, err := os.Stat(filepath.Join(d.dir, "data/guest/tpm", g.UUID)); (err == nil) != c.stays {
 			t.Errorf("%s: after the guest's end its TPM's state: %v", name, err)
 		}
 	}
@@ -163,7 +162,7 @@ func TestTheTPMOfATransientGuestGoesWithIt(t *testing.T) {
 // The end of a guest's TPM is reported, also by a daemon that did not run at that time. The guest keeps running,
 // and has the TPM again after its next start.
 // Promise: F27
-func TestAnEndOfTheTPMIsTold(t *testing.T) {
+func TestTPM_EndReported(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
 	}
@@ -199,7 +198,7 @@ func TestAnEndOfTheTPMIsTold(t *testing.T) {
 
 // A TPM emulator that ends slowly with its guest is not reported as failed.
 // Promise: F27
-func TestAnEndOfTheTPMWithItsGuestIsNotTold(t *testing.T) {
+func TestTPM_EndWithGuestNotReported(t *testing.T) {
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("needs swtpm")
 	}

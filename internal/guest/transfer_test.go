@@ -17,7 +17,7 @@ import (
 // A restore trusts the definition in the image, and a compromised QEMU would write another one there. So QEMU
 // never gets the file, and its output goes behind the definition.
 // Promise: I1
-func TestQEMUHasNoSavedImage(t *testing.T) {
+func TestSave_QEMUHasNoFile(t *testing.T) {
 	d := newDaemonOf(t, true)
 	g := d.define(wordy("saved"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
@@ -49,7 +49,7 @@ func TestQEMUHasNoSavedImage(t *testing.T) {
 }
 
 // A client aborts a save to a file system that does not answer. The guest resumes without waiting for the file.
-func TestASaveThatIsGivenUpWaitsForNoFile(t *testing.T) {
+func TestSave_AbortedWithHungFile(t *testing.T) {
 	d := newDaemon(t)
 	g := d.define(wordy("hung"))
 	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))

@@ -24,11 +24,11 @@ import (
 var undefineKind = operation.Kind[*machine.Registry]{
 	Name: "undefine", Version: 1,
 	Steps: []string{"forget", "variables", "tpm"},
-	Bind:  func(r *machine.Registry) operation.Work { return &undefinition{reg: r} },
+	Bind:  func(r *machine.Registry) operation.Work { return &undefineOp{reg: r} },
 }
 
-// undefinition is the journalled payload of an undefinition.
-type undefinition struct {
+// undefineOp is the journalled payload of an undefinition.
+type undefineOp struct {
 	Name, UUID string
 	// NVRAM is the file of the guest's UEFI variables to remove. Empty: it stays. Held are the folders to
 	// which the client that named it is restricted.
@@ -42,77 +42,77 @@ type undefinition struct {
 	sc  scope.Scope          // where there is no operation
 
 	// The following fields are set only in the daemon that began it.
-	guest   *machine.Guest
-	options UndefineOptions
-	found   string // the file of UEFI variables; empty: none
-	tried   bool   // the client was told whether the variables could be removed
+	guest         *machine.Guest
+	options       UndefineOptions
+	nvramPath     string // the file of UEFI variables; empty: none
+	nvramReported bool   // the client was told whether the variables could be removed
 }
 
 // Opened implements operation.Opener.
-func (u *undefinition) Opened(op *operation.Operation) error {
+func (u *undefineOp) Opened(op *operation.Operation) error {
 	u.op = op
 	return nil
 }
 
 // Ended implements operation.Ender.
-func (u *undefinition) Ended() { dropUndefinitions(u.reg, u.UUID) }
+func (u *undefineOp) Ended() { dropUndefinitions(u.reg, u.UUID) }
 
 // Steps implements operation.Work.
-func (u *undefinition) Steps() []operation.Step {
+func (u *undefineOp) Steps() []operation.Step {
 	return []operation.Step{
-		{Name: "forget", Effect: operation.Lasting, Decisive: true, Do: u.forget, Probe: u.forgotten},
-		{Name: "variables", Effect: operation.Lasting, Do: u.removeVariables},
+		{Name: "forget", Effect: operation.Lasting, Decisive: true, Do: u.removeDefinition, Probe: u.probeRemoved},
+		{Name: "variables", Effect: operation.Lasting, Do: u.removeNVRAM},
 		{Name: "tpm", Effect: operation.Lasting, Do: u.removeTPM},
 	}
 }
 
 func uuidObject(uuid string) string { return "uuid/" + uuid }
 
-// newUndefinition makes the operation, and finds the files to remove.
-func newUndefinition(ctx context.Context, g *machine.Guest, sc scope.Scope, o UndefineOptions) (*undefinition, error) {
-	u := &undefinition{Name: g.Name(), UUID: g.Identity, reg: g.Reg, guest: g, options: o, sc: sc}
+// newUndefineOp makes the operation, and finds the files to remove.
+func newUndefineOp(ctx context.Context, g *machine.Guest, sc scope.Scope, o UndefineOptions) (*undefineOp, error) {
+	u := &undefineOp{Name: g.Name(), UUID: g.UUID, reg: g.Reg, guest: g, options: o, sc: sc}
 	// A user chose the path of the variables, and its file system may hang. So the caller waits for it
 	// here, and not the loop.
 	var err error
-	if u.found, err = nvramFile(ctx, g, sc); err != nil {
+	if u.nvramPath, err = nvramFile(ctx, g, sc); err != nil {
 		return nil, err
 	}
-	if o.NVRAM && u.found != "" {
-		u.NVRAM, u.Held = u.found, sc.WithNotedFolders(g.View().Fences).FoldersFor(u.found)
+	if o.NVRAM && u.nvramPath != "" {
+		u.NVRAM, u.Held = u.nvramPath, sc.WithNotedFolders(g.View().PathLimits).FoldersFor(u.nvramPath)
 	}
 	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !launch.KeepsTPM(def)) {
-		_, err := os.Stat(provision.TPMState(g.Reg, g.Identity))
+		_, err := os.Stat(provision.TPMState(g.Reg, g.UUID))
 		u.TPM = err == nil
 	}
 	return u, nil
 }
 
 // scope is the scope that the operation recorded, or the client's before it begins.
-func (u *undefinition) scope() scope.Scope {
+func (u *undefineOp) scope() scope.Scope {
 	if u.op == nil {
 		return u.sc
 	}
 	return u.op.Scope()
 }
 
-// forget removes the definition. It runs as a job, because a start or a save in progress needs the
+// removeDefinition removes the definition. It runs as a job, because a start or a save in progress needs the
 // definition.
-func (u *undefinition) forget(ctx context.Context) error {
+func (u *undefineOp) removeDefinition(ctx context.Context) error {
 	g := u.guest
 	err := g.Perform(ctx, u.scope(), lifecycle.Undefine, domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) {
-		return nil, dropDefinition(g, u.options, u.found)
+		return nil, dropDefinition(g, u.options, u.nvramPath)
 	})
 	if err != nil && ctx.Err() != nil { // the loop may still do it
 		_ = g.Change(context.WithoutCancel(ctx), u.scope(), "", func() error { return nil })
-		if found, _ := u.forgotten(ctx, operation.Nothing); found == operation.Happened {
+		if found, _ := u.probeRemoved(ctx, operation.Nothing); found == operation.Happened {
 			return nil
 		}
 	}
 	return err
 }
 
-// forgotten implements Probe.
-func (u *undefinition) forgotten(context.Context, operation.Gone) (operation.Verdict, error) {
+// probeRemoved implements Probe.
+func (u *undefineOp) probeRemoved(context.Context, operation.Gone) (operation.Verdict, error) {
 	var kept any
 	lost := u.guest == nil && !u.reg.Store.Complete() // the definition may be lost, so all files stay
 	if fault.Is(u.reg.Store.Get(machine.Domains, u.UUID, &kept), fault.NotFound) && !lost {
@@ -121,31 +121,31 @@ func (u *undefinition) forgotten(context.Context, operation.Gone) (operation.Ver
 	return operation.Never, nil
 }
 
-// another reports whether the UUID belongs to a new guest or another undefinition by now. The files then
+// isUUIDReused reports whether the UUID belongs to a new guest or another undefinition by now. The files then
 // belong to that one.
-func (u *undefinition) another() bool {
+func (u *undefineOp) isUUIDReused() bool {
 	if !u.op.Has(uuidObject(u.UUID)) {
 		return true
 	}
-	found, _ := u.forgotten(context.Background(), operation.Nothing)
+	found, _ := u.probeRemoved(context.Background(), operation.Nothing)
 	return found != operation.Happened
 }
 
-// removeVariables removes the file of the UEFI variables, unless another guest uses it. A failure is
+// removeNVRAM removes the file of the UEFI variables, unless another guest uses it. A failure is
 // reported to the client. Without a client, or after a restart, it is tried again.
-func (u *undefinition) removeVariables(ctx context.Context) error {
-	if u.NVRAM == "" || u.another() {
+func (u *undefineOp) removeNVRAM(ctx context.Context) error {
+	if u.NVRAM == "" || u.isUUIDReused() {
 		return nil
 	}
-	if u.reg.UniqueIndex.Others(u.UUID, machine.UniqueKey{What: machine.NVRAMKey, Value: u.NVRAM}) {
+	if u.reg.UniqueIndex.Others(u.UUID, machine.UniqueKey{Kind: machine.NVRAMKey, Value: u.NVRAM}) {
 		u.reg.Log.Warn("UEFI variables of an undefined guest are used by another guest; kept", "uuid", u.UUID, "path", u.NVRAM)
 		return nil
 	}
-	err := fsguard.Run(ctx, u.NVRAM, func() error { return machine.RemoveNamed(u.NVRAM, u.Held) })
-	asked := u.guest != nil && !u.tried && ctx.Err() == nil
-	u.tried = true
+	err := fsguard.Run(ctx, u.NVRAM, func() error { return machine.RemoveIfExists(u.NVRAM, u.Held) })
+	asked := u.guest != nil && !u.nvramReported && ctx.Err() == nil
+	u.nvramReported = true
 	if asked {
-		return operation.Final(fault.Wrap(err, machine.Failure(err), fault.Domain,
+		return operation.Final(fault.Wrap(err, machine.FailureKind(err), fault.Domain,
 			"domain %q is undefined, but its UEFI variables were not removed; remove %s yourself", u.Name, u.NVRAM))
 	}
 	return err
@@ -153,8 +153,8 @@ func (u *undefinition) removeVariables(ctx context.Context) error {
 
 // removeTPM removes the TPM state, and the record of left files if there are none. A guest that still runs
 // keeps its TPM until it ends.
-func (u *undefinition) removeTPM(context.Context) error {
-	if u.another() {
+func (u *undefineOp) removeTPM(context.Context) error {
+	if u.isUUIDReused() {
 		return nil
 	}
 	g, gone := u.reg.ByUUID(u.UUID)
@@ -167,12 +167,12 @@ func (u *undefinition) removeTPM(context.Context) error {
 
 // undefine runs an undefinition. The caller must hold the lock of the UUID. If there are no files to
 // remove, no record is written.
-func undefine(ctx context.Context, r *machine.Registry, sc scope.Scope, u *undefinition) error {
+func undefine(ctx context.Context, r *machine.Registry, sc scope.Scope, u *undefineOp) error {
 	r.Mu.RLock()
 	set := r.Undefinitions[u.UUID]
 	r.Mu.RUnlock()
 	if set == nil && u.NVRAM == "" && !u.TPM {
-		return u.forget(ctx)
+		return u.removeDefinition(ctx)
 	}
 	if set == nil {
 		var err error
@@ -197,7 +197,7 @@ func openUndefinitions(r *machine.Registry, uuid string, records []operation.Rec
 		Owner: r, Name: undefinitionsOwner + uuid, Kinds: operation.Kinds[*machine.Registry]{undefineKind},
 		Stored: operation.StoreJournal{Store: r.Store}, PerObject: true, Log: r.Log.With("uuid", uuid), Life: r.Life,
 		Turn: func(ctx context.Context, do func() error) error {
-			leave, err := r.Removing.Lock(ctx, uuid)
+			leave, err := r.RemovalLocks.Lock(ctx, uuid)
 			if err != nil {
 				return err
 			}
@@ -246,7 +246,7 @@ func recoverUndefinitions(r *machine.Registry) error {
 		if set == nil {
 			continue
 		}
-		leave, e := r.Removing.Lock(r.Life, uuid) // the lock is free at this time
+		leave, e := r.RemovalLocks.Lock(r.Life, uuid) // the lock is free at this time
 		if e != nil {
 			return e
 		}

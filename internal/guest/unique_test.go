@@ -21,7 +21,7 @@ func crowd(definitions ...*domain.Definition) *machine.Registry {
 }
 
 func seat(r *machine.Registry, d *domain.Definition) {
-	g := &machine.Guest{Reg: r, Identity: d.UUID}
+	g := &machine.Guest{Reg: r, UUID: d.UUID}
 	g.Record.Name, g.Inactive = d.Name, d
 	g.Publish()
 	r.GuestsByUUID[d.UUID] = g
@@ -32,7 +32,7 @@ func clashes(r *machine.Registry, uuid string) []string {
 }
 
 // Promise: H6
-func TestGuestsThatShareWhatMustBeUnique(t *testing.T) {
+func TestUnique_SharedByGuests(t *testing.T) {
 	path := &device.DiskSource{File: "/images/a"}
 	for says, change := range map[string]func(*domain.Definition){
 		"MAC address 52:54:00:00:00:01": func(d *domain.Definition) { d.Devices.NICs = []*device.NIC{{MAC: "52:54:00:00:00:01"}} },
@@ -79,7 +79,7 @@ func TestGuestsThatShareWhatMustBeUnique(t *testing.T) {
 	}
 }
 
-func TestTwoDisksOfOneSerial(t *testing.T) {
+func TestUnique_SerialInOneGuest(t *testing.T) {
 	r := crowd(&domain.Definition{Name: "a", UUID: "1", Devices: device.Set{Disks: []*device.Disk{
 		{Target: "vda", Serial: "x"}, {Target: "vdb", Serial: "x"}, {Target: "vdc"}, {Target: "vdd"},
 	}}})
@@ -88,10 +88,10 @@ func TestTwoDisksOfOneSerial(t *testing.T) {
 	}
 }
 
-// TestAThousandTwins has every guest share with every other: a message stays short,
-// and asking all of them is nothing that grows with the square of their number.
+// A thousand guests share keys with each other. A message stays short, and the cost of asking all of them
+// does not grow with the square of their number.
 // Promise: H6
-func TestAThousandTwins(t *testing.T) {
+func TestUnique_ThousandGuests(t *testing.T) {
 	const many = 1000
 	r := crowd()
 	for i := range many {

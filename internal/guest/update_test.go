@@ -19,7 +19,7 @@ var both = machine.Affect{Live: true, Config: true}
 
 // An interrupted update is continued later. It must not take back changes that were answered in between.
 // Promise: F36
-func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
+func TestUpdate_InterruptedKeepsOtherChanges(t *testing.T) {
 	d := newDaemon(t)
 	const memory = 32 << 20
 	for name, goOn := range map[string]func(pid int){
@@ -41,7 +41,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 		if err := <-done; err == nil {
 			t.Fatal("it is done without a monitor")
 		}
-		d.define(strings.Replace(small(name), "<name>", "<uuid>"+g.UUID()+"</uuid><title>stored</title><on_crash>restart</on_crash><name>", 1))
+		d.define(strings.Replace(small(name), "<name>", "<uuid>"+g.UUID+"</uuid><title>stored</title><on_crash>restart</on_crash><name>", 1))
 		title := "running"
 		ok(t, guest.SetMetadata(d.ctx(), g, scope.Daemon("a test"), guest.Title, &title, "", "", machine.Affect{Live: true}))
 		goOn(pid)
@@ -58,7 +58,7 @@ func TestAChangeThatIsCutOffTakesBackNoOther(t *testing.T) {
 
 // A value was changed twice, and the journal of the first change still exists. The second value stays.
 // Promise: F36
-func TestAJournalThatIsLeftChangesNothingAgain(t *testing.T) {
+func TestUpdate_LeftJournalAppliedOnce(t *testing.T) {
 	d := newDaemon(t)
 	config := machine.Affect{Config: true}
 	source := func(name string) string {

@@ -13,7 +13,7 @@ import (
 // A guest does not start with an image that is being uploaded. After the daemon's check, the header may come to
 // name a data file, which QEMU opens on its own.
 // Promise: X2
-func TestNobodyUploadsToADiskThatBegins(t *testing.T) {
+func TestUpload_WhileStarting(t *testing.T) {
 	d := newDaemonOf(t, true)
 	p, err := d.pools.Define(d.ctx(), scope.Daemon("a test"), "<pool type='dir'><name>p</name><target><path>"+t.TempDir()+"</path></target></pool>", false)
 	ok(t, err)

@@ -30,7 +30,7 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Quarters = &sandbox.Isolation{Users: users}
+	r.Isolation = &sandbox.Isolation{Users: users}
 	served := func(n uint32) *machine.HeldNIC {
 		return &machine.HeldNIC{Alias: "net0", User: &sandbox.User{UID: first + n, GID: first + n}}
 	}
@@ -38,7 +38,7 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	rec := &machine.InstanceRecord{Name: "one", UUID: claimedUUID, NICs: []machine.HeldNIC{*served(0)}}
+	rec := &machine.RunRecord{Name: "one", UUID: claimedUUID, NICs: []machine.HeldNIC{*served(0)}}
 	if err := machine.WriteRecord(dir, rec); err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestUserNetwork_UsersInRecordsAreNotGivenToAnotherGuest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := provision.SurveyUsers(r); err != nil {
+	if err := provision.FindUsedUsers(r); err != nil {
 		t.Fatal(err)
 	}
 	u, err := users.Take("another")
@@ -68,12 +68,12 @@ func TestUserNetwork_AnotherGuestsUserIsNotFreed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Quarters = &sandbox.Isolation{Users: users}
+	r.Isolation = &sandbox.Isolation{Users: users}
 	user, err := users.Take("another")
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := machine.NewInstance(machine.InstanceRecord{Name: "one", UUID: claimedUUID}, t.TempDir(), kernel.Root{}, r.Log)
+	run := machine.NewInstance(machine.RunRecord{Name: "one", UUID: claimedUUID}, t.TempDir(), kernel.Root{}, r.Log)
 	release, err := provision.ReadoptNIC(r, run, nil, &machine.HeldNIC{Alias: "net0", User: &user})
 	if err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ func (d *daemon) userNetworks() (n int) {
 	for line := range strings.Lines(string(out)) {
 		uid, args, _ := strings.Cut(strings.TrimSpace(line), " ")
 		id, err := strconv.ParseUint(uid, 10, 32)
-		if err == nil && strings.Contains(args, "-name lodge-user-network") && d.Quarters.Users.Has(uint32(id)) {
+		if err == nil && strings.Contains(args, "-name lodge-user-network") && d.Isolation.Users.Has(uint32(id)) {
 			n++
 		}
 	}
@@ -36,7 +36,7 @@ func (d *daemon) userNetworks() (n int) {
 // started apart from it. It stays so when it gets an interface of type user, which works.
 func TestUserNetwork_PluggedIntoAGuestWithoutOne(t *testing.T) {
 	d := newDaemonOf(t, true)
-	if !d.Quarters.Builder.HasNetNS() {
+	if !d.Isolation.Builder.HasNetNS() {
 		t.Skip("guests have the host's network here")
 	}
 	if _, err := os.Stat("/usr/lib/ipxe/qemu/efi-virtio.rom"); err != nil {

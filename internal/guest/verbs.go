@@ -27,17 +27,17 @@ func AbortJob(ctx context.Context, g *machine.Guest, sc scope.Scope) error {
 	})
 }
 
-// Happening is an event in a guest for which its definition has a policy.
-type Happening string
+// LifecycleEvent is an event in a guest for which its definition has a policy.
+type LifecycleEvent string
 
-// The happenings, by the second part of on_poweroff, on_reboot and on_crash.
+// The events, by the second part of on_poweroff, on_reboot and on_crash.
 const (
-	PoweredOff Happening = "poweroff"
-	Rebooted   Happening = "reboot"
-	Crashed    Happening = "crash"
+	PoweredOff LifecycleEvent = "poweroff"
+	Rebooted   LifecycleEvent = "reboot"
+	Crashed    LifecycleEvent = "crash"
 )
 
-// actions are allowed for each happening. crashActions are allowed for a crash in addition: keep the guest,
+// actions are allowed for each event. crashActions are allowed for a crash in addition: keep the guest,
 // or dump its memory first.
 var (
 	actions      = []string{"destroy", "restart"}
@@ -46,7 +46,7 @@ var (
 
 // SetPolicy sets what happens when the guest powers off, reboots or crashes: destroy or restart, and for a
 // crash also preserve, coredump-destroy or coredump-restart.
-func SetPolicy(ctx context.Context, g *machine.Guest, sc scope.Scope, on Happening, action string, a machine.Affect) error {
+func SetPolicy(ctx context.Context, g *machine.Guest, sc scope.Scope, on LifecycleEvent, action string, a machine.Affect) error {
 	if !slices.Contains(actions, action) && (on != Crashed || !slices.Contains(crashActions, action)) {
 		return fault.New(fault.Unsupported, fault.Call, "on_%s of a guest cannot be %s", on, action)
 	}
@@ -74,9 +74,9 @@ func Restore(ctx context.Context, r *machine.Registry, sc scope.Scope, path stri
 		return nil, err
 	}
 	image.Close() // the job opens it again
-	return claimed(ctx, r, image.Def.Name, image.Def.UUID, func(g *machine.Guest) error {
+	return withClaimedGuest(ctx, r, image.Def.Name, image.Def.UUID, func(g *machine.Guest) error {
 		return g.Perform(ctx, sc, lifecycle.Restore, domain.JobRestore, 0, func() (machine.Work, error) {
-			return launch.PlanRestoreFrom(g, path, o), savestate.AdmitBesideSave(g)
+			return launch.PlanRestoreFrom(g, path, o), savestate.RefuseManagedSave(g)
 		})
 	})
 }
@@ -87,17 +87,17 @@ func Create(ctx context.Context, r *machine.Registry, sc scope.Scope, doc string
 	if err := sc.Check(); err != nil {
 		return nil, err
 	}
-	u, err := understand(ctx, r, doc, o.Validate)
+	u, err := parseDefinition(ctx, r, doc, o.Validate)
 	if err != nil {
 		return nil, err
 	}
-	return claimed(ctx, r, u.Plain.Name, u.Plain.UUID, func(g *machine.Guest) error {
+	return withClaimedGuest(ctx, r, u.Plain.Name, u.Plain.UUID, func(g *machine.Guest) error {
 		return g.Perform(ctx, sc, lifecycle.Start, domain.JobStart, 0, func() (machine.Work, error) {
-			if err := errors.Join(g.CheckName(u.Plain.Name), savestate.AdmitBesideSave(g)); err != nil {
+			if err := errors.Join(g.CheckName(u.Plain.Name), savestate.RefuseManagedSave(g)); err != nil {
 				return nil, err
 			}
-			def := u.After(provision.CurrentDefinition(g))
-			return launch.PlanStart(g, def, doc, o), provision.SetInstancePathPolicy(g, sc, def)
+			def := u.Choose(provision.CurrentDefinition(g))
+			return launch.PlanStart(g, def, doc, o), provision.SetInstancePathLimits(g, sc, def)
 		})
 	})
 }

@@ -165,7 +165,7 @@ func (g *Authorizer) checkWeights(w Principal, def *domain.Definition, had ...Re
 	if def.Tune.Shares == 0 && def.Blkio.Weight == 0 {
 		return nil
 	}
-	shares, weight := hotplug.UsualWeights(g.Guests)
+	shares, weight := hotplug.DefaultWeights(g.Guests)
 	usual := fmt.Sprintf("weights above the usual ones (%d of processors, %d of disks), which take from guests of others", shares, weight)
 	for _, o := range had {
 		if o.member.View == nil {
@@ -607,7 +607,7 @@ func (r *Rules) mayNameLink(w Principal, v Permission, o Resource, prefix string
 // chooses it, or it is another channel. A process with that end can run anything in the guest, as root.
 func agentSocket(e *xmltree.Element) string {
 	sort, path := e.Attr("type"), e.Child("source").Attr("path")
-	if e.Name != "channel" || !machine.IsAgents(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
+	if e.Name != "channel" || !machine.IsAgentChannel(e.Child("target").Attr("name")) || sort == "unix" && path == "" {
 		return ""
 	}
 	return sort + " " + path

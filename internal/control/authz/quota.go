@@ -176,7 +176,7 @@ func (g *Authorizer) objectsLike(like Resource) (all []objectUsage) {
 	switch like.Kind {
 	case Guest:
 		for _, m := range g.Fleet.All() {
-			all = append(all, objectUsage{GuestResource(m), m.View.UUID, usageOfGuest(m.View.Written, m.View.Active, m.View.Inactive)})
+			all = append(all, objectUsage{GuestResource(m), m.View.UUID, usageOfGuest(m.View.StoredBytes, m.View.Active, m.View.Inactive)})
 		}
 	case Network:
 		for _, n := range g.Networks.List() {

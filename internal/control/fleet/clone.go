@@ -52,7 +52,7 @@ func (f *Fleet) Clone(ctx context.Context, sc scope.Scope, q CloneRequest, plan 
 	if err != nil {
 		return Summary{}, err
 	}
-	def, release, err := g.KeepStill(ctx, sc)
+	def, release, err := g.KeepShutOff(ctx, sc)
 	if err != nil {
 		return Summary{}, err
 	}
@@ -66,7 +66,7 @@ func (f *Fleet) Clone(ctx context.Context, sc scope.Scope, q CloneRequest, plan 
 	if err != nil {
 		return Summary{}, err
 	}
-	c.fences = g.Fences()
+	c.fences = g.PathLimits()
 	if !q.Thin || q.DryRun || g.View().Template {
 		return c.cloneAll(ctx, sc, plan, report), nil
 	}
@@ -118,7 +118,7 @@ type clonePlan struct {
 	request CloneRequest
 	source  *domain.Definition
 	// fences are the path limits that hold for the source's files.
-	fences machine.Fences
+	fences machine.PathLimits
 	disks  []sourceDisk
 	// seedPool is the pool in which seeds are made.
 	seedPool *volume.Pool

@@ -237,7 +237,7 @@ func TestClone_CopiesUEFIVariables(t *testing.T) {
 
 	// The copied variables of a clone that fails are removed too.
 	before := files(t, filepath.Dir(path))
-	def, release, err := toClone(t, h).KeepStill(t.Context(), scope.Daemon("a test"))
+	def, release, err := toClone(t, h).KeepShutOff(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	defer release()
 	c, err := h.planClone(def, CloneRequest{Source: "golden", Names: []string{"two"}})
@@ -354,7 +354,7 @@ func TestRecover_RemovesUnfinishedClone(t *testing.T) {
 	h.define(small("golden"))
 	before := files(t, dir)
 	// The daemon is killed when everything is made and nothing is acknowledged.
-	def, release, err := toClone(t, h).KeepStill(t.Context(), scope.Daemon("a test"))
+	def, release, err := toClone(t, h).KeepShutOff(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	defer release()
 	c, err := h.planClone(def, CloneRequest{Source: "golden", Names: []string{"one"}, Seed: &Seed{}})
@@ -383,11 +383,11 @@ func TestRecover_ReleasesTemplateOfUnfinishedClone(t *testing.T) {
 	h := newHerd(t)
 	h.goldenGuest()
 	g := toClone(t, h)
-	def, release, err := g.KeepStill(t.Context(), scope.Daemon("a test"))
+	def, release, err := g.KeepShutOff(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	c, err := h.planClone(def, CloneRequest{Source: "golden", Names: []string{"one"}, Thin: true})
 	ok(t, err)
-	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &templateOperation{Source: g.UUID(), fleet: h.Fleet}, nil)
+	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &templateOperation{Source: g.UUID, fleet: h.Fleet}, nil)
 	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
 	c.cutOff(h, "one")
@@ -412,7 +412,7 @@ func TestRecover_KeepsTemplateWhilePoolInactive(t *testing.T) {
 	other, err := h.pools.Define(t.Context(), scope.Daemon("a test"), "<pool type='dir'><name>other</name><target><path>"+dir+"</path></target></pool>", false)
 	ok(t, err)
 	ok(t, other.Start(t.Context(), scope.Daemon("a test"), volume.NoBuild))
-	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &templateOperation{Source: g.UUID(), fleet: h.Fleet}, nil)
+	_, err = h.begin(scope.Daemon("a test"), templateKind.Name, &templateOperation{Source: g.UUID, fleet: h.Fleet}, nil)
 	ok(t, err)
 	ok(t, g.MakeTemplate(t.Context(), scope.Daemon("a test")))
 	_, err = h.clone(CloneRequest{Source: "golden", Names: []string{"two"}, Thin: true, Pool: "other"})
@@ -480,17 +480,17 @@ func TestClone_SourceCannotStart(t *testing.T) {
 	h := newHerd(t)
 	h.define(small("golden"))
 	g := toClone(t, h)
-	_, release, err := g.KeepStill(t.Context(), scope.Daemon("a test"))
+	_, release, err := g.KeepShutOff(t.Context(), scope.Daemon("a test"))
 	ok(t, err)
 	refused(t, launch.Start(t.Context(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}), fault.Busy, "is being cloned")
 	release()
 	gone, leave := context.WithCancelCause(t.Context())
 	leave(errors.New("the client has gone"))
-	if _, _, err := g.KeepStill(gone, scope.Daemon("a test")); err == nil { // and the guest is released
+	if _, _, err := g.KeepShutOff(gone, scope.Daemon("a test")); err == nil { // and the guest is released
 		t.Error("it was kept still for a client that has gone")
 	}
 	ok(t, launch.Start(t.Context(), g, scope.Daemon("a test"), launch.StartOptions{Paused: true}))
-	_, _, err = g.KeepStill(t.Context(), scope.Daemon("a test"))
+	_, _, err = g.KeepShutOff(t.Context(), scope.Daemon("a test"))
 	refused(t, err, fault.WrongState, "shut it down first")
 }
 

@@ -38,7 +38,7 @@ type cloneOperation struct {
 	// The following fields are set only in the daemon that began the operation.
 	cloning    *clonePlan
 	definition *domain.Definition // the clone's definition
-	fences     machine.Fences     // the path limits of its files
+	fences     machine.PathLimits // the path limits of its files
 }
 
 func newCloneOperation(c *clonePlan, name string, d *domain.Definition) *cloneOperation {
@@ -61,16 +61,16 @@ func (w *cloneOperation) makeVolumes(ctx context.Context) error {
 	for i, o := range c.disks {
 		disk := w.definition.Devices.Disks[o.index]
 		was := *disk
-		made, err := c.copyDisk(ctx, w.fences.On(w.op.Scope(), disk), o, w.definition.Name, disk)
+		made, err := c.copyDisk(ctx, w.fences.DiskScope(w.op.Scope(), disk), o, w.definition.Name, disk)
 		if err != nil {
 			return errors.Join(err, w.keepFirstVolumes(i))
 		}
-		w.fences.Like(&was, disk, filepath.Dir(made.Path))
+		w.fences.CopyForClone(&was, disk, filepath.Dir(made.Path))
 	}
 	if c.request.Seed == nil {
 		return nil
 	}
-	if err := c.makeSeed(ctx, w.fences.In(w.op.Scope()), w.definition); err != nil {
+	if err := c.makeSeed(ctx, w.fences.FileScope(w.op.Scope()), w.definition); err != nil {
 		return errors.Join(err, w.keepFirstVolumes(len(c.disks)))
 	}
 	return nil
@@ -82,7 +82,7 @@ func (w *cloneOperation) copyVariables(ctx context.Context) (err error) {
 	if v.Path == "" {
 		return nil
 	}
-	v.Path, err = launch.CopyNVRAM(ctx, w.fleet.guests, w.fences.In(w.op.Scope()), v.Path, w.definition.UUID)
+	v.Path, err = launch.CopyNVRAM(ctx, w.fleet.guests, w.fences.FileScope(w.op.Scope()), v.Path, w.definition.UUID)
 	v.Type, v.SecLabels = "", nil
 	return err
 }
@@ -106,7 +106,7 @@ func (w *cloneOperation) define(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err = guest.Define(context.WithoutCancel(ctx), w.fleet.guests, w.fences.In(w.op.Scope()), doc, false); err != nil {
+	if _, err = guest.Define(context.WithoutCancel(ctx), w.fleet.guests, w.fences.FileScope(w.op.Scope()), doc, false); err != nil {
 		return fmt.Errorf("cannot define domain %q: %w", w.definition.Name, err)
 	}
 	return nil

@@ -64,7 +64,7 @@ func (f *Fleet) defineOne(ctx context.Context, sc scope.Scope, q Request, name, 
 	if q.DryRun {
 		def, err := domainxml.Parse(doc, domainxml.Options{Validate: q.Options.Validate, Submitted: true})
 		if err == nil {
-			err = f.guests.Allows(ctx, sc, def, doc)
+			err = f.guests.ReserveQuota(ctx, sc, def, doc)
 		}
 		if err != nil {
 			return Result{Outcome: Failed, Error: err}, ""
@@ -96,7 +96,7 @@ func (f *Fleet) defineOne(ctx context.Context, sc scope.Scope, q Request, name, 
 		}
 	}
 	r.Note = strings.Join(notes, "; ")
-	return r, g.UUID()
+	return r, g.UUID
 }
 
 // seesGuest returns whether the request may affect a guest.

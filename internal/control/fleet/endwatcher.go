@@ -67,11 +67,11 @@ func (e *endWatcher) watch(g *guest.Guest) (ended <-chan bool, forget func()) {
 	c := make(chan bool, 1)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.waiting[g.UUID()] = c
+	e.waiting[g.UUID] = c
 	return c, func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		delete(e.waiting, g.UUID())
+		delete(e.waiting, g.UUID)
 	}
 }
 

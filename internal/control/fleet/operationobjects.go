@@ -88,7 +88,7 @@ func keepFromStarting(ctx context.Context, sc scope.Scope, m Member) (release fu
 	if err := checkNeverStarted(m); err != nil {
 		return nil, err // does not wait for a stuck guest
 	}
-	if _, release, err = m.Guest.KeepStill(ctx, sc); err != nil {
+	if _, release, err = m.Guest.KeepShutOff(ctx, sc); err != nil {
 		return nil, err
 	}
 	if err := checkNeverStarted(m); err != nil { // it may have run just before

@@ -185,7 +185,7 @@ func TestRecover_KeepsRemainsInUse(t *testing.T) {
 		"<source pool='default' volume='one.raw'/><target dev='vda' bus='virtio'/></disk>", 1))
 	one, err := h.guests.ByName("one")
 	ok(t, err)
-	h.oldClone(one.UUID(), "default/one.raw")
+	h.oldClone(one.UUID, "default/one.raw")
 	before := files(t, dir)
 	h.run(Request{Verb: Start, Options: Options{Paused: true}}, "lab-1-a", "one")
 	h.Recover(t.Context())

@@ -69,7 +69,7 @@ var errNoClone = errors.New("no clone was made")
 // cloneThin makes thin clones of a guest that is not a template yet. The callback releases the guest, which the
 // caller had kept from starting.
 func (f *Fleet) cloneThin(ctx context.Context, sc scope.Scope, g *guest.Guest, all func(context.Context) Summary) (sum Summary, _ error) {
-	m := &templateOperation{Source: g.UUID(), fleet: f, source: g, clone: func(ctx context.Context) error {
+	m := &templateOperation{Source: g.UUID, fleet: f, source: g, clone: func(ctx context.Context) error {
 		if sum = all(ctx); sum.Done == 0 {
 			return errNoClone
 		}

@@ -196,12 +196,12 @@ func TestShutdown_PendingRestart(t *testing.T) {
 		ok(t, syscall.Kill(h.pid(name), syscall.SIGKILL))
 		g, err := h.guests.ByName(name)
 		ok(t, err)
-		for tick := time.NewTicker(time.Millisecond); !g.View().Due || g.Job().Kind != domain.JobNone; <-tick.C {
+		for tick := time.NewTicker(time.Millisecond); !g.View().StartPending || g.Job().Kind != domain.JobNone; <-tick.C {
 			ok(t, t.Context().Err())
 		}
 		h.wants(string(verb), h.run(Request{Verb: verb}, name), name+" done 1")
-		if v := h.view(name); v.Due || v.State.Active() {
-			t.Errorf("after %s it is %s, and is to be started again: %v", verb, v.State, v.Due)
+		if v := h.view(name); v.StartPending || v.State.Active() {
+			t.Errorf("after %s it is %s, and is to be started again: %v", verb, v.State, v.StartPending)
 		}
 		h.wants("again", h.run(Request{Verb: verb}, name), name+" unchanged 1")
 	}

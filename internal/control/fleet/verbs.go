@@ -61,7 +61,7 @@ func undefined(g *guest.Guest) bool { return !g.View().Persistent }
 
 // inactive says that a guest has no process and no pending start. A guest that crashed and will be restarted
 // has a pending start.
-func inactive(g *guest.Guest) bool { return hasNoProcess(g) && !g.View().Due }
+func inactive(g *guest.Guest) bool { return hasNoProcess(g) && !g.View().StartPending }
 
 // hasNoProcess says that a guest has no process and none is being started.
 func hasNoProcess(g *guest.Guest) bool {
@@ -129,7 +129,7 @@ const shutdownTimeout = 90 * time.Second
 // shutdown asks a guest to shut down and waits until it has. With a grace it destroys the guest after that.
 func shutdown(ctx context.Context, t *guestTurn) Result {
 	grace := t.options().Grace
-	if t.guest.View().Due { // the guest has no process to ask
+	if t.guest.View().StartPending { // the guest has no process to ask
 		return Result{Error: guest.Destroy(ctx, t.guest, t.scope, false), Note: "it was about to be started again, and is not"}
 	}
 	err := askAndWait(ctx, t)

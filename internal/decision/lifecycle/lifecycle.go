@@ -64,11 +64,11 @@ type End struct{}
 // DumpCore dumps the memory of a guest that has panicked, and reports it by Dumped.
 type DumpCore struct{}
 
-// Restart resets the machine and lets it run.
-type Restart struct{}
+// ResetMachine resets the machine and lets it run.
+type ResetMachine struct{}
 
-// StartAgain starts a guest whose process ended without a request.
-type StartAgain struct{}
+// RestartGuest starts a guest whose process ended without a request.
+type RestartGuest struct{}
 
 // Forget removes the guest from the registry: it was transient and has ended.
 type Forget struct{}
@@ -77,6 +77,6 @@ func (Announce) effect()       {}
 func (AnnounceReboot) effect() {}
 func (End) effect()            {}
 func (DumpCore) effect()       {}
-func (Restart) effect()        {}
-func (StartAgain) effect()     {}
+func (ResetMachine) effect()   {}
+func (RestartGuest) effect()   {}
 func (Forget) effect()         {}

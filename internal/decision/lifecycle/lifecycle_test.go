@@ -44,10 +44,10 @@ var facts = map[string]Fact{
 	"found-asleep":    Found{Phase: domain.PMSuspended},
 }
 
-// TestScripts follows guests through their lives: "guest" begins one, with its
+// TestStep_Scripts follows guests through their lives: "guest" begins one, with its
 // policy, and "facts" lists facts, one a line.
 // Promise: F4
-func TestScripts(t *testing.T) {
+func TestStep_Scripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		var s State
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {

@@ -221,7 +221,7 @@ func poweredDown(s State, f PoweredDown) (State, []Effect) {
 			return s, nil
 		}
 		s.Rebooting, s.Restarting = false, true
-		return s, []Effect{Restart{}} // the reset announces itself
+		return s, []Effect{ResetMachine{}} // the reset announces itself
 	}
 	detail := event.DetailGuestAsked
 	if f.ByHost {
@@ -249,7 +249,7 @@ func panicked(s State) (State, []Effect) {
 	switch s.Policy.OnCrash {
 	case "restart":
 		s.Restarting = true
-		return s, []Effect{crashed, Restart{}}
+		return s, []Effect{crashed, ResetMachine{}}
 	case "preserve":
 		s.Phase, s.Reason = domain.Paused, domain.ReasonPanicked
 		return s, []Effect{crashed}
@@ -274,9 +274,9 @@ func dumped(s State) (State, []Effect) {
 	switch {
 	case s.EndFor != "":
 		return s, nil
-	case Revives(s.Policy.OnCrash):
+	case RestartsOnCrash(s.Policy.OnCrash):
 		s.Restarting = true
-		return s, []Effect{Restart{}}
+		return s, []Effect{ResetMachine{}}
 	case s.Policy.OnCrash == "preserve":
 		return s, nil
 	}
@@ -316,12 +316,14 @@ func ended(s State) (State, []Effect) {
 	switch {
 	case !s.Persistent:
 		effects = append(effects, Announce{event.Undefined, event.DetailRemoved}, Forget{})
-	case byItself && Revives(s.Policy.OnCrash):
-		effects = append(effects, StartAgain{})
+	case byItself && RestartsOnCrash(s.Policy.OnCrash):
+		effects = append(effects, RestartGuest{})
 	}
 	return s, effects
 }
 
-// Revives reports whether a policy for crashes has the guest started again when its
+// RestartsOnCrash reports whether a policy for crashes has the guest started again when its
 // process is gone.
-func Revives(onCrash string) bool { return onCrash == "restart" || onCrash == "coredump-restart" }
+func RestartsOnCrash(onCrash string) bool {
+	return onCrash == "restart" || onCrash == "coredump-restart"
+}

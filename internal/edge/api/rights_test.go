@@ -75,7 +75,7 @@ func TestRights_InvisibleGuests(t *testing.T) {
 	g, err := h.server.Guests.ByName("web-0")
 	ok(t, err)
 	for name, want := range map[string]bool{"web-0": true, "payroll": false} { // its name at that time
-		if seen := h.server.canSeeEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID()}); seen != want {
+		if seen := h.server.canSeeEvent(ctx, &lodgev1.Event{Object: objectGuest, Name: name, Uuid: g.UUID}); seen != want {
 			t.Errorf("the client gets an event of web-0 under the name %s: %v", name, seen)
 		}
 	}

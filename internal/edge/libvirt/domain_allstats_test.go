@@ -39,8 +39,8 @@ func TestStatsParams_OneDomain(t *testing.T) {
 		VCPUs:     []machine.VCPUStats{{Index: 1, Time: 11, Waiting: 12}},
 		IOThreads: []machine.IOThreadStats{{ID: 3, PollMax: 32768, PollGrow: 1, PollShrink: 2}},
 	}
-	statistics.Report(&st.Balloon, machine.FreeMemory, 2048)
-	statistics.Report(&st.Balloon, machine.MajorFaults, 7)
+	statistics.SetFigure(&st.Balloon, machine.FreeMemory, 2048)
+	statistics.SetFigure(&st.Balloon, machine.MajorFaults, 7)
 	got := valuesOf((&domaincalls.StatsRequest{Groups: domaincalls.StatsGroups}).Params(new(domaincalls.StatsParams), v, st, nil))
 	for name, want := range map[string]string{
 		"state.state": "3", "state.reason": "1", "cpu.time": "5", "cpu.user": "3", "cpu.system": "2",
@@ -266,7 +266,7 @@ func BenchmarkStatistics(b *testing.B) {
 				VCPUs: []machine.VCPUStats{{Time: 11, Waiting: 12}}, NICs: []machine.NICStats{{IfName: "vnet0"}},
 			}
 			for f := range domaincalls.BalloonStats {
-				statistics.Report(&st.Balloon, machine.BalloonFigure(f), 1)
+				statistics.SetFigure(&st.Balloon, machine.BalloonFigure(f), 1)
 			}
 			for i := range disks {
 				target, path := "vd"+string(rune('a'+i)), "/var/lib/libvirt/images/some-image-"+strconv.Itoa(i)+".qcow2"

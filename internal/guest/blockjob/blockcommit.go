@@ -42,13 +42,13 @@ var BlockCommitKind = operation.Kind[*machine.Instance]{
 // blockCommit is the journalled payload of a commit.
 type blockCommit struct {
 	diskJob
-	Active bool              // the base replaces the image that the guest writes
-	Speed  uint64            `json:",omitempty"` // bytes a second; 0: no limit
-	Base   machine.Written   // the image that the job writes to
-	Block  bool              `json:",omitempty"` // the base is a block device
-	Gone   []machine.Written // the committed images, from the top down; they leave the chain
-	Above  *machine.Written  `json:",omitempty"` // the image on top of the first of Gone; nil: that one is the active image
-	Lent   []machine.Written // the images that QEMU may write to for the job
+	Active bool                // the base replaces the image that the guest writes
+	Speed  uint64              `json:",omitempty"` // bytes a second; 0: no limit
+	Base   machine.LentImage   // the image that the job writes to
+	Block  bool                `json:",omitempty"` // the base is a block device
+	Gone   []machine.LentImage // the committed images, from the top down; they leave the chain
+	Above  *machine.LentImage  `json:",omitempty"` // the image on top of the first of Gone; nil: that one is the active image
+	Lent   []machine.LentImage // the images that QEMU may write to for the job
 	// Was and Will are the backing file references in the header of Above, before and after the commit.
 	Was, Will image.Backing
 	// Ran says that the guest was running when the pivot stopped it.
@@ -62,7 +62,7 @@ type blockCommit struct {
 	r    *machine.Instance
 	op   *operation.Operation
 	disk *device.Disk // known only to the daemon that began the commit
-	span span         // known only to the daemon that began the commit
+	span commitRange  // known only to the daemon that began the commit
 }
 
 // Steps implements operation.Work.
@@ -70,12 +70,12 @@ func (c *blockCommit) Steps() []operation.Step {
 	begin := []operation.Step{
 		{Name: "lend", Effect: operation.Boot, Do: c.lend, Undo: c.takeBack},
 		{Name: "start", Effect: operation.Process, Do: c.start, Undo: c.cancel},
-		{Name: "copy", Effect: operation.Process, Waits: true, Do: c.copied},
+		{Name: "copy", Effect: operation.Process, Waits: true, Do: c.checkCopied},
 	}
 	rest := []operation.Step{
 		{Name: "define", Effect: operation.Boot, Do: c.define},
 		{Name: "dismiss", Effect: operation.Process, Do: c.dismiss},
-		{Name: "forget", Effect: operation.Boot, Do: c.forget},
+		{Name: "forget", Effect: operation.Boot, Do: c.closeImages},
 	}
 	if c.Active {
 		return slices.Concat(begin, []operation.Step{
@@ -87,7 +87,7 @@ func (c *blockCommit) Steps() []operation.Step {
 		}, rest)
 	}
 	return slices.Concat(begin, []operation.Step{
-		{Name: "note", Effect: operation.Boot, Do: c.note, Undo: c.unnote},
+		{Name: "note", Effect: operation.Boot, Do: c.noteBacking, Undo: c.dropBackingNote},
 		{Name: "finalize", Effect: operation.Boot, Decisive: true, Do: c.finalize, Probe: c.probe},
 	}, rest)
 }
@@ -107,20 +107,20 @@ func (c *blockCommit) Ended() {
 	if c.completed && c.Active {
 		path = c.Base.Path
 	}
-	c.tellEnd(c.r, path)
+	c.announceEnd(c.r, path)
 }
 
 // BlockCommit begins a commit of images of a running guest's disk into their base image. An active commit
 // runs until the client calls EndBlockJob.
 func BlockCommit(ctx context.Context, g *machine.Guest, sc scope.Scope, disk string, o CommitOptions) error {
 	return g.Perform(ctx, sc, "", domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) {
-		r, err := runningDisks(g)
+		r, err := connectedInstance(g)
 		if err != nil {
 			return nil, err
 		}
 		d := statistics.FindDiskByName(r.Definition, disk)
 		if d == nil {
-			return nil, refusedCall("disk '%s' not found in domain", disk)
+			return nil, invalidCall("disk '%s' not found in domain", disk)
 		}
 		if op, _ := diskJobs(r, func(j *diskJob) bool { return j.Target == d.Target }); op != nil && op.Status().State < operation.Unanswered {
 			return nil, fault.New(fault.Busy, fault.Device, "disk '%s' already in active block job", d.Target)
@@ -143,10 +143,10 @@ func BlockCommit(ctx context.Context, g *machine.Guest, sc scope.Scope, disk str
 }
 
 // newBlockCommit makes the payload of a commit of the images in s.
-func newBlockCommit(r *machine.Instance, d *device.Disk, s span, o CommitOptions) *blockCommit {
+func newBlockCommit(r *machine.Instance, d *device.Disk, s commitRange, o CommitOptions) *blockCommit {
 	images := d.Images()
-	at := func(place int) machine.Written {
-		return machine.Written{Number: images[place].Index, Path: images[place].Path(), Format: formatAt(d, place)}
+	at := func(place int) machine.LentImage {
+		return machine.LentImage{Number: images[place].Index, Path: images[place].Path(), Format: formatAt(d, place)}
 	}
 	c := &blockCommit{
 		diskJob: diskJob{Target: d.Target, Job: "commit-" + d.Target + "-" + qemu.FormatNode(images[s.top].Index), Path: d.Source.Path(), Kind: "commit"},
@@ -155,7 +155,7 @@ func newBlockCommit(r *machine.Instance, d *device.Disk, s span, o CommitOptions
 	for place := s.top; place < s.base; place++ {
 		c.Gone = append(c.Gone, at(place))
 	}
-	c.Lent = []machine.Written{c.Base}
+	c.Lent = []machine.LentImage{c.Base}
 	if c.Active {
 		c.Kind = "active-commit"
 		return c
@@ -179,7 +179,7 @@ func (c *blockCommit) objects() []string {
 // admitCommit refuses images with other users. It also computes the new backing file name of the image
 // above.
 func admitCommit(ctx context.Context, g *machine.Guest, sc scope.Scope, c *blockCommit, relative bool) error {
-	chain, err := provision.OpenShownFile(ctx, g.Reg, sc, c.r, g.View().Fences, c.disk)
+	chain, err := provision.OpenCheckedChain(ctx, g.Reg, sc, c.r, g.View().PathLimits, c.disk)
 	if err != nil {
 		return err
 	}
@@ -187,15 +187,15 @@ func admitCommit(ctx context.Context, g *machine.Guest, sc scope.Scope, c *block
 	above := ""
 	if c.Above != nil {
 		above = c.Above.Path
-		if c.Was, c.Will, err = renamed(chain, c.span, relative); err != nil {
+		if c.Was, c.Will, err = backingNames(chain, c.span, relative); err != nil {
 			return err
 		}
 	}
 	return hotplug.CheckSoleUser(ctx, g, sc, c.disk, chain[c.span.top:c.span.base+1], above)
 }
 
-// renamed returns the backing file reference of the image above, before and after the commit.
-func renamed(chain image.Chain, s span, relative bool) (was, will image.Backing, err error) {
+// backingNames returns the backing file reference of the image above, before and after the commit.
+func backingNames(chain image.Chain, s commitRange, relative bool) (was, will image.Backing, err error) {
 	if chain[s.top-1].Backing == nil {
 		return was, will, fault.New(fault.WrongState, fault.Volume, "%s has no backing file", chain[s.top-1].Path)
 	}
@@ -225,7 +225,7 @@ func (c *blockCommit) start(ctx context.Context) error {
 	job := qemu.Commit{
 		Job: c.Job, Device: qemu.TopNode(c.disk), Top: c.Gone[0].Number, Base: c.Base.Number, Backing: c.Will.Name, Speed: c.Speed,
 	}
-	if err := hotplug.Tell(ctx, c.r, []qemu.Step{job.Start()}); err != nil {
+	if err := hotplug.ExecuteSteps(ctx, c.r, []qemu.Step{job.Start()}); err != nil {
 		return err
 	}
 	return c.showMirror(ctx, "")
@@ -270,8 +270,8 @@ func (c *blockCommit) newSource() *device.DiskSource {
 	return &device.DiskSource{File: c.Base.Path, Index: c.Base.Number}
 }
 
-// copied checks whether all data is copied and, for an active commit, whether a client has asked to pivot.
-func (c *blockCommit) copied(ctx context.Context) error {
+// checkCopied checks whether all data is copied and, for an active commit, whether a client has asked to pivot.
+func (c *blockCommit) checkCopied(ctx context.Context) error {
 	job, err := findJob(ctx, c.r, c.Job)
 	switch {
 	case err != nil:
@@ -279,7 +279,7 @@ func (c *blockCommit) copied(ctx context.Context) error {
 	case job == nil:
 		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' is gone: QEMU no longer knows it", c.Target)
 	case job.Status == qemu.JobConcluded:
-		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' failed: %s", c.Target, provision.Told(job.Error))
+		return fault.New(fault.Failed, fault.Device, "the block job on disk '%s' failed: %s", c.Target, provision.Printable(job.Error))
 	case job.Status == qemu.JobPending: // an earlier daemon told it to complete
 		return nil
 	case c.Active && job.Status == qemu.JobReady:
@@ -289,7 +289,7 @@ func (c *blockCommit) copied(ctx context.Context) error {
 		if err := c.showMirror(ctx, "yes"); err != nil {
 			return err
 		}
-		c.tellReady(c.r)
+		c.announceReady(c.r)
 		return operation.ErrWaiting
 	}
 	if err := c.showMirror(ctx, ""); err != nil {
@@ -341,16 +341,16 @@ func (c *blockCommit) unpause(ctx context.Context) error {
 func (c *blockCommit) complete(ctx context.Context) error {
 	job, err := completeJob(ctx, c.r, c.Job)
 	if err == nil && (job == nil || job.Status != qemu.JobPending) {
-		err = c.broken(job)
+		err = c.pivotError(job)
 	}
 	return err
 }
 
-// broken returns the error of a job that failed during the pivot. job is nil if QEMU no longer knows it.
-func (c *blockCommit) broken(job *qemu.Job) error {
+// pivotError returns the error of a job that failed during the pivot. job is nil if QEMU no longer knows it.
+func (c *blockCommit) pivotError(job *qemu.Job) error {
 	why := "QEMU no longer knows it"
 	if job != nil {
-		why = provision.Told(job.Error)
+		why = provision.Printable(job.Error)
 	}
 	return fault.New(fault.Failed, fault.Device, "block job '%s' failed while pivoting: %s", c.Job, why)
 }
@@ -416,7 +416,7 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 	case gone != operation.Nothing && c.Active:
 		return operation.Never, nil
 	case gone != operation.Nothing:
-		return c.inHeader(ctx, c.op.Scope())
+		return c.probeHeader(ctx, c.op.Scope())
 	}
 	job, err := findJob(ctx, c.r, c.Job)
 	switch {
@@ -425,7 +425,7 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 	case job == nil && c.Active:
 		return operation.Never, nil
 	case job == nil: // it has not begun, or its daemon dismissed it and could not record the new chain
-		return c.inHeader(ctx, c.op.Scope())
+		return c.probeHeader(ctx, c.op.Scope())
 	case job.Status != qemu.JobConcluded:
 		return operation.NotYet, nil
 	case job.Error == "":
@@ -438,7 +438,7 @@ func (c *blockCommit) probe(ctx context.Context, gone operation.Gone) (operation
 func (c *blockCommit) finalize(ctx context.Context) error {
 	job, err := finalizeJob(ctx, c.r, c.Job)
 	if err == nil && job != nil && job.Error != "" {
-		err = c.broken(job)
+		err = c.pivotError(job)
 	}
 	return err
 }
@@ -457,14 +457,14 @@ func (c *blockCommit) pivot(ctx context.Context) error {
 	if err := c.op.Save(); err != nil {
 		return err
 	}
-	if err := c.unstore(ctx); err != nil {
+	if err := c.restoreStored(ctx); err != nil {
 		return err
 	}
-	return operation.Final(c.broken(job))
+	return operation.Final(c.pivotError(job))
 }
 
-// unstore restores the disk of the stored definition, unless it was changed since.
-func (c *blockCommit) unstore(ctx context.Context) error {
+// restoreStored restores the disk of the stored definition, unless it was changed since.
+func (c *blockCommit) restoreStored(ctx context.Context) error {
 	return c.r.InLoop(ctx, func(g *machine.Guest) error {
 		if g == nil || g.Inactive == nil || c.Stored == nil {
 			return nil
@@ -522,7 +522,7 @@ func (c *blockCommit) shortenStored(sc scope.Scope, g *machine.Guest) error {
 	return provision.FollowOnce(g, sc, c.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
 		d := statistics.FindDiskByName(config, c.Target)
 		d.Backing = slices.DeleteFunc(slices.Clone(d.Backing), func(l device.BackingLayer) bool {
-			return l.Source != nil && slices.ContainsFunc(c.Gone, func(w machine.Written) bool { return w.Path == l.Source.Path() })
+			return l.Source != nil && slices.ContainsFunc(c.Gone, func(w machine.LentImage) bool { return w.Path == l.Source.Path() })
 		})
 		return config, nil
 	})
@@ -535,29 +535,29 @@ func (c *blockCommit) shorten(d *device.Disk) {
 	}
 	d.Mirror = nil
 	numbers := d.Nodes()
-	s := span{slices.Index(numbers, c.Gone[0].Number), slices.Index(numbers, c.Base.Number)}
+	s := commitRange{slices.Index(numbers, c.Gone[0].Number), slices.Index(numbers, c.Base.Number)}
 	if s.top < 0 || s.base <= s.top {
 		return // it was shortened before
 	}
 	labels := d.Source.SecLabels
-	committed(d, s)
+	dropCommitted(d, s)
 	d.Source.SecLabels = labels
 }
 
-// forget closes the committed images in QEMU and withdraws the write access that was lent.
-func (c *blockCommit) forget(ctx context.Context) error {
+// closeImages closes the committed images in QEMU and withdraws the write access that was lent.
+func (c *blockCommit) closeImages(ctx context.Context) error {
 	if c.Failed != "" {
 		return c.takeBack(ctx)
 	}
 	if c.Above != nil {
-		if err := c.renote(ctx, c.op.Scope()); err != nil {
+		if err := c.settleBackingNote(ctx, c.op.Scope()); err != nil {
 			return err
 		}
 	}
 	lent := c.Lent
 	if c.Active && !provision.IsOver(c.r) { // the guest writes to it from now on; QEMU's file descriptor set is no longer needed
 		lent = nil
-		if err := emptySet(ctx, c.r, c.Base); err != nil {
+		if err := closeLentFiles(ctx, c.r, c.Base); err != nil {
 			return err
 		}
 	}
@@ -570,18 +570,18 @@ func (c *blockCommit) forget(ctx context.Context) error {
 // dismiss removes the concluded job from QEMU: the job keeps the committed images open.
 func (c *blockCommit) dismiss(ctx context.Context) error { return dismissJob(ctx, c.r, c.Job) }
 
-// note makes Lodge accept either backing file name in the image above, because QEMU is about to change it.
-func (c *blockCommit) note(ctx context.Context) error {
+// noteBacking makes Lodge accept either backing file name in the image above, because QEMU is about to change it.
+func (c *blockCommit) noteBacking(ctx context.Context) error {
 	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.RecordRebase(f, c.Was, c.Will) })
 }
 
-// unnote removes the note: only the old backing file name is accepted again.
-func (c *blockCommit) unnote(ctx context.Context) error {
+// dropBackingNote removes the note: only the old backing file name is accepted again.
+func (c *blockCommit) dropBackingNote(ctx context.Context) error {
 	return onImage(ctx, c.op.Scope(), *c.Above, func(f *os.File) error { return image.FinishRebase(f, image.Format(c.Above.Format), c.Was) })
 }
 
-// renote ends the note after the commit: only the new backing file name is accepted.
-func (c *blockCommit) renote(ctx context.Context, sc scope.Scope) error {
+// settleBackingNote ends the note after the commit: only the new backing file name is accepted.
+func (c *blockCommit) settleBackingNote(ctx context.Context, sc scope.Scope) error {
 	err := onImage(ctx, sc, *c.Above, func(f *os.File) error { return image.FinishRebase(f, image.Format(c.Above.Format), c.Will) })
 	if fault.Is(err, fault.Denied) { // its header names another file by now; the note keeps that one from being used
 		return operation.Final(err)
@@ -589,8 +589,8 @@ func (c *blockCommit) renote(ctx context.Context, sc scope.Scope) error {
 	return err
 }
 
-// inHeader reads from the header of the image above whether the commit happened.
-func (c *blockCommit) inHeader(ctx context.Context, sc scope.Scope) (verdict operation.Verdict, err error) {
+// probeHeader reads from the header of the image above whether the commit happened.
+func (c *blockCommit) probeHeader(ctx context.Context, sc scope.Scope) (verdict operation.Verdict, err error) {
 	err = onImage(ctx, sc, *c.Above, func(f *os.File) error {
 		info, err := image.Inspect(f, image.Format(c.Above.Format))
 		if err == nil && info.Backing != nil && info.Backing.Name == c.Will.Name {
@@ -603,7 +603,7 @@ func (c *blockCommit) inHeader(ctx context.Context, sc scope.Scope) (verdict ope
 
 // onImage opens an image for reading and calls do with it. An image that was removed is skipped without an
 // error.
-func onImage(ctx context.Context, sc scope.Scope, w machine.Written, do func(*os.File) error) error {
+func onImage(ctx context.Context, sc scope.Scope, w machine.LentImage, do func(*os.File) error) error {
 	f, err := machine.OpenNamed(ctx, sc, w.Path, unix.O_RDONLY)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

@@ -30,18 +30,18 @@ func chained() *device.Disk {
 func TestFindCommit(t *testing.T) {
 	for name, c := range map[string]struct {
 		o    CommitOptions
-		want span
+		want commitRange
 	}{
-		"all into the lowest":        {CommitOptions{Active: true}, span{0, 3}},
-		"the disk's name":            {CommitOptions{Top: "vda", Active: true}, span{0, 3}},
-		"the top's path":             {CommitOptions{Top: "/i/top.qcow2", Active: true}, span{0, 3}},
-		"shallow":                    {CommitOptions{Active: true, Shallow: true}, span{0, 1}},
-		"shallow, and said":          {CommitOptions{Active: true, Shallow: true, Base: "/i/two.qcow2"}, span{0, 1}},
-		"by numbers":                 {CommitOptions{Top: "vda[4]", Base: "vda[6]"}, span{1, 3}},
-		"by paths":                   {CommitOptions{Top: "/i/two.qcow2", Base: "/i/one.qcow2"}, span{1, 2}},
-		"by a name beside the upper": {CommitOptions{Top: "two.qcow2", Base: "../base/base.raw"}, span{1, 3}},
-		"below, into the lowest":     {CommitOptions{Top: "vda[5]"}, span{2, 3}},
-		"below, shallow":             {CommitOptions{Top: "vda[4]", Shallow: true}, span{1, 2}},
+		"all into the lowest":        {CommitOptions{Active: true}, commitRange{0, 3}},
+		"the disk's name":            {CommitOptions{Top: "vda", Active: true}, commitRange{0, 3}},
+		"the top's path":             {CommitOptions{Top: "/i/top.qcow2", Active: true}, commitRange{0, 3}},
+		"shallow":                    {CommitOptions{Active: true, Shallow: true}, commitRange{0, 1}},
+		"shallow, and said":          {CommitOptions{Active: true, Shallow: true, Base: "/i/two.qcow2"}, commitRange{0, 1}},
+		"by numbers":                 {CommitOptions{Top: "vda[4]", Base: "vda[6]"}, commitRange{1, 3}},
+		"by paths":                   {CommitOptions{Top: "/i/two.qcow2", Base: "/i/one.qcow2"}, commitRange{1, 2}},
+		"by a name beside the upper": {CommitOptions{Top: "two.qcow2", Base: "../base/base.raw"}, commitRange{1, 3}},
+		"below, into the lowest":     {CommitOptions{Top: "vda[5]"}, commitRange{2, 3}},
+		"below, shallow":             {CommitOptions{Top: "vda[4]", Shallow: true}, commitRange{1, 2}},
 	} {
 		got, err := findCommit(chained(), c.o)
 		if err != nil || got != c.want {
@@ -84,20 +84,20 @@ func TestFindCommit_Refuses(t *testing.T) {
 	}
 }
 
-func TestCommitted(t *testing.T) {
+func TestDropCommitted(t *testing.T) {
 	for name, c := range map[string]struct {
-		s      span
+		s      commitRange
 		paths  []string
 		nodes  []uint
 		format string
 	}{
-		"all":             {span{0, 3}, []string{"/base/base.raw"}, []uint{6}, "raw"},
-		"the top alone":   {span{0, 1}, []string{"/i/two.qcow2", "/i/one.qcow2", "/base/base.raw"}, []uint{4, 5, 6}, "qcow2"},
-		"in the middle":   {span{1, 2}, []string{"/i/top.qcow2", "/i/one.qcow2", "/base/base.raw"}, []uint{3, 5, 6}, "qcow2"},
-		"all but the top": {span{1, 3}, []string{"/i/top.qcow2", "/base/base.raw"}, []uint{3, 6}, "qcow2"},
+		"all":             {commitRange{0, 3}, []string{"/base/base.raw"}, []uint{6}, "raw"},
+		"the top alone":   {commitRange{0, 1}, []string{"/i/two.qcow2", "/i/one.qcow2", "/base/base.raw"}, []uint{4, 5, 6}, "qcow2"},
+		"in the middle":   {commitRange{1, 2}, []string{"/i/top.qcow2", "/i/one.qcow2", "/base/base.raw"}, []uint{3, 5, 6}, "qcow2"},
+		"all but the top": {commitRange{1, 3}, []string{"/i/top.qcow2", "/base/base.raw"}, []uint{3, 6}, "qcow2"},
 	} {
 		d := chained()
-		committed(d, c.s)
+		dropCommitted(d, c.s)
 		var paths []string
 		for _, s := range d.Images() {
 			paths = append(paths, s.Path())
@@ -115,11 +115,11 @@ func TestCommitted(t *testing.T) {
 func TestRenamed_KeepsNamesRelative(t *testing.T) {
 	chain := image.Chain{{Path: "/i/top"}, {Path: "/i/mid"}, {Path: "/i/low/base"}}
 	chain[0].Backing, chain[1].Backing = &image.Backing{Name: "file:mid"}, &image.Backing{Name: "file:low/base"}
-	if _, will, err := renamed(chain, span{1, 2}, true); err != nil || will.Name != "low/base" {
+	if _, will, err := backingNames(chain, commitRange{1, 2}, true); err != nil || will.Name != "low/base" {
 		t.Errorf("the base is called %q: %v", will.Name, err)
 	}
 	chain[1].Backing.Name = "file:/i/low/base"
-	if _, will, err := renamed(chain, span{1, 2}, true); !fault.Is(err, fault.WrongState) {
+	if _, will, err := backingNames(chain, commitRange{1, 2}, true); !fault.Is(err, fault.WrongState) {
 		t.Errorf("below a whole path the base is called %q: %v", will.Name, err)
 	}
 }

@@ -36,31 +36,31 @@ type diskJob struct {
 	completed               bool        // the job had its effect; only the operation uses it
 }
 
-// copying is the name of the step that waits for QEMU, and then for a client's pivot.
-const copying = "copy"
+// copyStep is the name of the step that waits for QEMU, and then for a client's pivot.
+const copyStep = "copy"
 
 // diskJobber is the work of an operation with a block job.
 type diskJobber interface{ job() *diskJob }
 
 func (j *diskJob) job() *diskJob { return j }
 
-// tell sends clients an event about the job.
-func (j *diskJob) tell(r *machine.Instance, path, status string) {
+// announce sends clients an event about the job.
+func (j *diskJob) announce(r *machine.Instance, path, status string) {
 	r.Reg.Events.Append(event.Source{Name: r.Name, UUID: r.UUID, ID: r.ID},
 		event.DomainBlockJob{Path: path, Target: j.Target, Kind: j.Kind, Status: status})
 }
 
-// tellReady sends the event "ready" once per job.
-func (j *diskJob) tellReady(r *machine.Instance) {
+// announceReady sends the event "ready" once per job.
+func (j *diskJob) announceReady(r *machine.Instance) {
 	if !j.ready {
 		j.ready = true
-		j.tell(r, j.Path, "ready")
+		j.announce(r, j.Path, "ready")
 	}
 }
 
-// tellEnd sends the event that says how a job ended. It sends none after the guest has ended, because that
+// announceEnd sends the event that says how a job ended. It sends none after the guest has ended, because that
 // event suffices.
-func (j *diskJob) tellEnd(r *machine.Instance, path string) {
+func (j *diskJob) announceEnd(r *machine.Instance, path string) {
 	if provision.IsOver(r) {
 		return
 	}
@@ -71,7 +71,7 @@ func (j *diskJob) tellEnd(r *machine.Instance, path string) {
 	case j.cancelAsked.Load():
 		end = "canceled"
 	}
-	j.tell(r, path, end)
+	j.announce(r, path, end)
 }
 
 // diskJobs returns the first open block job for which the function which returns true. Nil: there is none.
@@ -95,8 +95,8 @@ func OnJobStatus(g *machine.Guest, data json.RawMessage) {
 	}
 }
 
-// runningDisks returns the instance of a guest with an answering monitor. It runs in the loop.
-func runningDisks(g *machine.Guest) (*machine.Instance, error) {
+// connectedInstance returns the instance of a guest with an answering monitor. It runs in the loop.
+func connectedInstance(g *machine.Guest) (*machine.Instance, error) {
 	if g.Instance == nil {
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
 	}
@@ -107,12 +107,12 @@ func runningDisks(g *machine.Guest) (*machine.Instance, error) {
 // jobOn returns the job on a disk, by target or path. op is nil if there is none.
 func jobOn(ctx context.Context, g *machine.Guest, sc scope.Scope, disk string) (r *machine.Instance, op *operation.Operation, j *diskJob, err error) {
 	err = g.Change(ctx, sc, "", func() (err error) {
-		if r, err = runningDisks(g); err != nil {
+		if r, err = connectedInstance(g); err != nil {
 			return err
 		}
 		d := statistics.FindDiskByName(r.Definition, disk)
 		if d == nil {
-			return refusedCall("disk '%s' not found in domain", disk)
+			return invalidCall("disk '%s' not found in domain", disk)
 		}
 		op, j = diskJobs(r, func(j *diskJob) bool { return j.Target == d.Target })
 		return nil
@@ -120,13 +120,13 @@ func jobOn(ctx context.Context, g *machine.Guest, sc scope.Scope, disk string) (
 	return r, op, j, err
 }
 
-func noJob(disk string) error { return refusedCall("disk %s does not have an active block job", disk) }
+func noJob(disk string) error { return invalidCall("disk %s does not have an active block job", disk) }
 
 // EndBlockJob ends the job on a disk: with pivot so that it takes effect, otherwise without effect. With
 // async it returns before the job has ended.
 func EndBlockJob(ctx context.Context, g *machine.Guest, sc scope.Scope, disk string, pivot, async bool) error {
 	if async {
-		if _, _, _, err := endable(ctx, g, sc, disk, pivot); err != nil {
+		if _, _, _, err := findEndableJob(ctx, g, sc, disk, pivot); err != nil {
 			return err
 		}
 		g.Reg.Loops.Go(func() { // an event tells clients of the end
@@ -139,14 +139,14 @@ func EndBlockJob(ctx context.Context, g *machine.Guest, sc scope.Scope, disk str
 	return endBlockJob(ctx, g, sc, disk, pivot)
 }
 
-// endable finds the job on a disk, and returns an error if it cannot be ended now.
-func endable(ctx context.Context, g *machine.Guest, sc scope.Scope, disk string, pivot bool) (*machine.Instance, *operation.Operation, *diskJob, error) {
+// findEndableJob finds the job on a disk, and returns an error if it cannot be ended now.
+func findEndableJob(ctx context.Context, g *machine.Guest, sc scope.Scope, disk string, pivot bool) (*machine.Instance, *operation.Operation, *diskJob, error) {
 	r, op, j, err := jobOn(ctx, g, sc, disk)
 	switch {
 	case err != nil:
 	case op == nil:
 		err = noJob(disk)
-	case op.Status().State == operation.Owed || op.Status().Step != copying:
+	case op.Status().State == operation.Owed || op.Status().Step != copyStep:
 		err = fault.New(fault.WrongState, fault.Domain, "block job on disk '%s' is still being ended", j.Target)
 	case pivot: // a kind of job without a pivot never becomes ready
 		var job *qemu.Job
@@ -167,7 +167,7 @@ func endBlockJob(ctx context.Context, g *machine.Guest, sc scope.Scope, disk str
 			}
 		}
 		return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
-			r, op, j, err := endable(ctx, g, sc, disk, pivot)
+			r, op, j, err := findEndableJob(ctx, g, sc, disk, pivot)
 			if err != nil {
 				return nil, err
 			}
@@ -241,7 +241,7 @@ func SetBlockJobSpeed(ctx context.Context, g *machine.Guest, sc scope.Scope, dis
 	if op == nil {
 		return noJob(disk)
 	}
-	return hotplug.Tell(ctx, r, []qemu.Step{qemu.SetJobSpeed(j.Job, speed)})
+	return hotplug.ExecuteSteps(ctx, r, []qemu.Step{qemu.SetJobSpeed(j.Job, speed)})
 }
 
 // findJob asks QEMU for the job of that name. Nil: there is none.
@@ -262,7 +262,7 @@ func findJob(ctx context.Context, r *machine.Instance, name string) (*qemu.Job, 
 
 // awaitJob waits until a job has one of the statuses, or is gone (nil).
 func awaitJob(ctx context.Context, r *machine.Instance, name string, statuses ...qemu.JobStatus) (*qemu.Job, error) {
-	for wait := machine.FirstLook; ; wait = min(2*wait, machine.LastLook) {
+	for wait := machine.FirstPoll; ; wait = min(2*wait, machine.MaxPoll) {
 		job, err := findJob(ctx, r, name)
 		if err != nil || job == nil || slices.Contains(statuses, job.Status) {
 			return job, err
@@ -291,7 +291,7 @@ func finalizeJob(ctx context.Context, r *machine.Instance, name string) (*qemu.J
 func advanceJob(ctx context.Context, r *machine.Instance, name string, in qemu.JobStatus, step qemu.Step, until ...qemu.JobStatus) (*qemu.Job, error) {
 	job, err := findJob(ctx, r, name)
 	if err == nil && job != nil && job.Status == in {
-		err = hotplug.Tell(ctx, r, []qemu.Step{step})
+		err = hotplug.ExecuteSteps(ctx, r, []qemu.Step{step})
 	}
 	if err != nil || job == nil {
 		return nil, err
@@ -306,7 +306,7 @@ func cancelJob(ctx context.Context, r *machine.Instance, name string) error {
 		return err
 	}
 	if job.Status != qemu.JobConcluded {
-		if err := hotplug.Tell(ctx, r, []qemu.Step{qemu.CancelJob(name)}); machine.NoAnswer(err) {
+		if err := hotplug.ExecuteSteps(ctx, r, []qemu.Step{qemu.CancelJob(name)}); machine.NoAnswer(err) {
 			return err
 		} else if err != nil { // it is ending on its own
 			r.Log.Debug("a job cannot be cancelled", "job", name, "cause", err)
@@ -324,7 +324,7 @@ func dismissJob(ctx context.Context, r *machine.Instance, name string) error {
 	if err != nil || job == nil {
 		return err
 	}
-	return hotplug.Tell(ctx, r, []qemu.Step{qemu.DismissJob(name)})
+	return hotplug.ExecuteSteps(ctx, r, []qemu.Step{qemu.DismissJob(name)})
 }
 
 // ImageObject names an image as an object of operations. QEMU cannot be given write access to an image that
@@ -333,7 +333,7 @@ func ImageObject(number uint) string { return fmt.Sprintf("image/%d", number) }
 
 // takeBackImages withdraws QEMU's write access to images. An image that QEMU keeps open until its guest
 // runs is left to a cleanup.
-func takeBackImages(ctx context.Context, r *machine.Instance, sc scope.Scope, all []machine.Written) error {
+func takeBackImages(ctx context.Context, r *machine.Instance, sc scope.Scope, all []machine.LentImage) error {
 	for _, w := range all {
 		if r.Guest == nil || provision.IsOver(r) { // the labels are restored when the guest ends
 			if err := provision.ForgetNote(ctx, w); err != nil {
@@ -352,8 +352,8 @@ func takeBackImages(ctx context.Context, r *machine.Instance, sc scope.Scope, al
 	return nil
 }
 
-// emptySet closes the descriptors that QEMU was lent for an image which the guest writes to from now on.
-func emptySet(ctx context.Context, r *machine.Instance, w machine.Written) error {
+// closeLentFiles closes the descriptors that QEMU was lent for an image which the guest writes to from now on.
+func closeLentFiles(ctx context.Context, r *machine.Instance, w machine.LentImage) error {
 	s, err := r.Monitor()
 	if err != nil {
 		return err
@@ -366,12 +366,12 @@ func emptySet(ctx context.Context, r *machine.Instance, w machine.Written) error
 }
 
 // cleanUpLater begins a cleanup that closes what QEMU was lent for an image, once the guest runs.
-func cleanUpLater(r *machine.Instance, w machine.Written) error {
-	return Follow(r, &hotplug.CleanupOp{R: r, Lent: []machine.Written{w}}, ImageObject(w.Number))
+func cleanUpLater(r *machine.Instance, w machine.LentImage) error {
+	return BeginCleanup(r, &hotplug.CleanupOp{R: r, Lent: []machine.LentImage{w}}, ImageObject(w.Number))
 }
 
-// Follow begins a cleanup, unless an earlier attempt has begun the same one.
-func Follow(r *machine.Instance, c *hotplug.CleanupOp, object string) error {
+// BeginCleanup begins a cleanup, unless an earlier attempt has begun the same one.
+func BeginCleanup(r *machine.Instance, c *hotplug.CleanupOp, object string) error {
 	if r.Ops.Find(hotplug.CleanupKind.Name, object) != nil {
 		return nil
 	}
@@ -383,7 +383,7 @@ func Follow(r *machine.Instance, c *hotplug.CleanupOp, object string) error {
 }
 
 // dropImages closes in QEMU the images that a job has removed from a chain, from the top down.
-func dropImages(ctx context.Context, r *machine.Instance, all []machine.Written) error {
+func dropImages(ctx context.Context, r *machine.Instance, all []machine.LentImage) error {
 	if !provision.IsOver(r) {
 		kept, err := closeDropped(ctx, r, all)
 		if err != nil || kept {
@@ -400,24 +400,24 @@ func dropImages(ctx context.Context, r *machine.Instance, all []machine.Written)
 
 // closeDropped closes images in QEMU and restores their labels. kept means that a cleanup does this later,
 // with all that follows.
-func closeDropped(ctx context.Context, r *machine.Instance, all []machine.Written) (kept bool, err error) {
+func closeDropped(ctx context.Context, r *machine.Instance, all []machine.LentImage) (kept bool, err error) {
 	s, err := r.Monitor()
 	if err != nil {
 		return false, err
 	}
-	numbers, nodes := make([]uint, len(all)), make([]hotplug.Undoing, len(all))
+	numbers, nodes := make([]uint, len(all)), make([]hotplug.UndoCommand, len(all))
 	for i, w := range all {
 		numbers[i] = w.Number
-		if nodes[i], err = hotplug.NewUndoing(qemu.RemoveImage(w.Number)); err != nil {
+		if nodes[i], err = hotplug.NewUndoCommand(qemu.RemoveImage(w.Number)); err != nil {
 			return false, err
 		}
 	}
-	if err := hotplug.RemoveAll(ctx, r, s, nodes); err != nil {
+	if err := hotplug.RemoveObjects(ctx, r, s, nodes); err != nil {
 		return false, err
 	}
 	by := filelabel.ImageOwner(numbers...)
-	if kept, err = hotplug.ForgetImages(ctx, s, numbers); kept {
-		return true, Follow(r, &hotplug.CleanupOp{R: r, Images: numbers, Lent: all, For: by}, by)
+	if kept, err = hotplug.CloseImages(ctx, s, numbers); kept {
+		return true, BeginCleanup(r, &hotplug.CleanupOp{R: r, Images: numbers, Lent: all, For: by}, by)
 	} else if err != nil {
 		return false, err
 	}

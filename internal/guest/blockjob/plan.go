@@ -23,15 +23,15 @@ type CommitOptions struct {
 	Speed uint64
 }
 
-// span is the part of a disk's chain that a commit works on. top and base are positions in the chain.
+// commitRange is the part of a disk's chain that a commit works on. top and base are positions in the chain.
 // Position 0 is the active image.
-type span struct{ top, base int }
+type commitRange struct{ top, base int }
 
 // isActive reports whether the uppermost committed image is the active one.
-func (s span) isActive() bool { return s.top == 0 }
+func (s commitRange) isActive() bool { return s.top == 0 }
 
 // findCommit resolves the images that a client names, and refuses what libvirt refuses.
-func findCommit(d *device.Disk, o CommitOptions) (s span, err error) {
+func findCommit(d *device.Disk, o CommitOptions) (s commitRange, err error) {
 	if s.top, err = findTop(d, o.Top); err != nil {
 		return s, err
 	}
@@ -43,17 +43,17 @@ func findCommit(d *device.Disk, o CommitOptions) (s span, err error) {
 	}
 	switch {
 	case s.isActive() && !o.Active:
-		return s, refusedCall("commit of '%s' active layer requires active flag", d.Target)
+		return s, invalidCall("commit of '%s' active layer requires active flag", d.Target)
 	case !s.isActive() && o.Active:
-		return s, refusedCall("active commit requested but '%s' is not active", images[s.top].Path())
+		return s, invalidCall("active commit requested but '%s' is not active", images[s.top].Path())
 	case o.Shallow && s.base != s.top+1:
-		return s, refusedCall("base '%s' is not immediately below '%s' in chain for '%s'", images[s.base].Path(), images[s.top].Path(), d.Source.Path())
+		return s, invalidCall("base '%s' is not immediately below '%s' in chain for '%s'", images[s.base].Path(), images[s.top].Path(), d.Source.Path())
 	}
 	return s, checkCommit(d, s)
 }
 
-// refusedCall returns an error for an invalid call, with libvirt's text.
-func refusedCall(format string, args ...any) error {
+// invalidCall returns an error for an invalid call, with libvirt's text.
+func invalidCall(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.Call, format, args...)
 }
 
@@ -61,12 +61,12 @@ func refusedCall(format string, args ...any) error {
 // active image.
 func findTop(d *device.Disk, name string) (int, error) {
 	if d.Source == nil {
-		return 0, refusedCall("could not find base image in chain for '%s'", d.Target)
+		return 0, invalidCall("could not find base image in chain for '%s'", d.Target)
 	}
 	if name == "" || name == d.Target {
 		return 0, nil
 	}
-	return findImage(d, 0, name, func() error { return refusedCall("could not find image '%s' in chain for '%s'", name, d.Target) })
+	return findImage(d, 0, name, func() error { return invalidCall("could not find image '%s' in chain for '%s'", name, d.Target) })
 }
 
 // findBelow returns the position of an image below another one. An empty name means the lowest.
@@ -74,20 +74,20 @@ func findBelow(d *device.Disk, top int, name string) (int, error) {
 	images := d.Images()
 	switch {
 	case top == len(images)-1 && name == "":
-		return 0, refusedCall("could not find base image in chain for '%s'", d.Target)
+		return 0, invalidCall("could not find base image in chain for '%s'", d.Target)
 	case name == "":
 		return len(images) - 1, nil
 	}
 	return findImage(d, top+1, name, func() error {
-		return refusedCall("could not find image '%s' beneath '%s' in chain for '%s'", name, images[top].Path(), d.Target)
+		return invalidCall("could not find image '%s' beneath '%s' in chain for '%s'", name, images[top].Path(), d.Target)
 	})
 }
 
 // findImage finds an image by number, by path, or by its name relative to the image above.
 func findImage(d *device.Disk, from int, name string, missing func() error) (int, error) {
-	target, number, numbered := indexed(name)
+	target, number, numbered := parseIndexed(name)
 	if numbered && target != d.Target {
-		return 0, refusedCall("requested target '%s' does not match target '%s'", target, d.Target)
+		return 0, invalidCall("requested target '%s' does not match target '%s'", target, d.Target)
 	}
 	images := d.Images()
 	for i := from; i < len(images); i++ {
@@ -102,13 +102,13 @@ func findImage(d *device.Disk, from int, name string, missing func() error) (int
 		}
 	}
 	if numbered {
-		return 0, refusedCall("could not find backing store index '%d' in chain for '%s'", number, d.Target)
+		return 0, invalidCall("could not find backing store index '%d' in chain for '%s'", number, d.Target)
 	}
 	return 0, missing()
 }
 
-// indexed splits a name like vda[3].
-func indexed(name string) (target string, number uint, is bool) {
+// parseIndexed splits a name like vda[3].
+func parseIndexed(name string) (target string, number uint, is bool) {
 	target, rest, is := strings.Cut(name, "[")
 	rest, closed := strings.CutSuffix(rest, "]")
 	n, err := strconv.ParseUint(rest, 10, 32)
@@ -116,7 +116,7 @@ func indexed(name string) (target string, number uint, is bool) {
 }
 
 // checkCommit refuses disks and formats for which no commit is possible.
-func checkCommit(d *device.Disk, s span) error {
+func checkCommit(d *device.Disk, s commitRange) error {
 	format := formatAt(d, s.base)
 	switch {
 	case d.Transient:
@@ -142,8 +142,8 @@ func formatAt(d *device.Disk, place int) string {
 	return d.Format
 }
 
-// committed changes the definition's disk to its state after the commit: without the committed images.
-func committed(d *device.Disk, s span) {
+// dropCommitted changes the definition's disk to its state after the commit: without the committed images.
+func dropCommitted(d *device.Disk, s commitRange) {
 	if !s.isActive() {
 		d.Backing = append(d.Backing[:s.top-1:s.top-1], d.Backing[s.base-1:]...)
 		return

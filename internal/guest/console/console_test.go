@@ -17,8 +17,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// TestAConsoleIsNotOpenedWithoutBound: each session takes memory for as long as its client likes.
-func TestAConsoleIsNotOpenedWithoutBound(t *testing.T) {
+// Each session takes memory for as long as its client stays, so a console has a limit of sessions.
+func TestConsole_SessionsBounded(t *testing.T) {
 	var all machine.Consoles
 	back := func(ctx context.Context, _ *device.Char) (io.ReadWriteCloser, error) {
 		ours, theirs := net.Pipe()
@@ -48,7 +48,7 @@ func TestAConsoleIsNotOpenedWithoutBound(t *testing.T) {
 // A client leaves a console of a guest that reads no input. The client must not be held up, also if other clients
 // keep the console open.
 // Promise: A15
-func TestWhoLeavesAConsoleIsNotHeld(t *testing.T) {
+func TestConsole_CloseDoesNotBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, guests := net.Pipe() // no guest reads it
 		defer guests.Close()
@@ -88,7 +88,7 @@ func TestWhoLeavesAConsoleIsNotHeld(t *testing.T) {
 
 // A root guest's terminal lies in a user's folder. The user puts a symbolic link there, and the daemon, as root,
 // must not open another terminal by it.
-func TestAUsersLinkLeadsToNoOthersTerminal(t *testing.T) {
+func TestOpenTerminal_Link(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to make a link of another's")
 	}
@@ -126,22 +126,22 @@ func TestAUsersLinkLeadsToNoOthersTerminal(t *testing.T) {
 	}
 }
 
-// TestPicturesThatNobodyReadsAreBounded: they are memory of the host's.
-func TestPicturesThatNobodyReadsAreBounded(t *testing.T) {
-	var p machine.Pictures
-	if !take(&p, 2*maxPicture) {
+// Screenshots that no client reads are memory of the host, so they are limited.
+func TestScreenshots_UnreadBounded(t *testing.T) {
+	var p machine.OpenScreenshots
+	if !reserveBytes(&p, 2*maxPicture) {
 		t.Error("one alone is not taken")
 	}
-	if take(&p, 1) {
+	if reserveBytes(&p, 1) {
 		t.Error("a second connection is accepted beside it")
 	}
-	givePicture(&p, 2*maxPicture)
+	releaseBytes(&p, 2*maxPicture)
 	for range 2 {
-		if !take(&p, maxPicture/2) {
+		if !reserveBytes(&p, maxPicture/2) {
 			t.Error("what there is room for is not taken")
 		}
 	}
-	if take(&p, 1) {
+	if reserveBytes(&p, 1) {
 		t.Error("more is taken than there is room for")
 	}
 }

@@ -39,7 +39,7 @@ func LinuxKey(code uint32) (Key, error) {
 }
 
 // linuxKeys maps Linux's key codes to QEMU's names.
-var linuxKeys = namedFrom(map[uint32]string{
+var linuxKeys = numberRows(map[uint32]string{
 	1:   "esc 1 2 3 4 5 6 7 8 9 0 minus equal backspace tab",
 	16:  "q w e r t y u i o p bracket_left bracket_right ret ctrl",
 	30:  "a s d f g h j k l semicolon apostrophe grave_accent shift backslash",
@@ -61,8 +61,8 @@ var linuxKeys = namedFrom(map[uint32]string{
 	226: "mediaselect",
 })
 
-// namedFrom numbers the names of each row, beginning with the row's key.
-func namedFrom(rows map[uint32]string) map[uint32]string {
+// numberRows numbers the names of each row, beginning with the row's key.
+func numberRows(rows map[uint32]string) map[uint32]string {
 	names := map[uint32]string{}
 	for first, row := range rows {
 		for i, name := range strings.Fields(row) {

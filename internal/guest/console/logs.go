@@ -21,23 +21,23 @@ const logSweep = 10 * time.Second
 // keptLog is how many bytes of an oversized log are kept, in a second file.
 const keptLog = 1 << 20
 
-// BoundLogs keeps the logs of running guests from filling the disk. A guest can make QEMU and its helpers
+// LimitLogs keeps the logs of running guests from filling the disk. A guest can make QEMU and its helpers
 // write any amount.
-func BoundLogs(ctx context.Context, r *machine.Registry) {
+func LimitLogs(ctx context.Context, r *machine.Registry) {
 	tick := time.NewTicker(logSweep)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			CutLogs(r)
+			TrimLogs(r)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// CutLogs cuts the logs that exceed maxLog, and removes old logs of guests that no longer exist.
-func CutLogs(r *machine.Registry) {
+// TrimLogs cuts the logs that exceed maxLog, and removes old logs of guests that no longer exist.
+func TrimLogs(r *machine.Registry) {
 	logs, err := filepath.Glob(filepath.Join(r.LogDir(), "*.log"))
 	if err != nil {
 		return // only a malformed pattern fails
@@ -48,13 +48,13 @@ func CutLogs(r *machine.Registry) {
 		if err != nil || !info.Mode().IsRegular() {
 			continue
 		}
-		if !logged(r, path) {
+		if !hasLog(r, path) {
 			left = append(left, leftLog{path, info.ModTime()})
 		}
 		if info.Size() < provision.MaxLog {
 			continue
 		}
-		if err := cutLog(path); err != nil {
+		if err := trimLog(path); err != nil {
 			r.Log.Error("cannot cut the log of a guest", "log", path, "error", err)
 		}
 	}
@@ -71,8 +71,8 @@ type leftLog struct {
 // can make any number of them.
 const maxLeft = 1024
 
-// logged reports whether there is a guest with that log, its own or its TPM's.
-func logged(r *machine.Registry, path string) bool {
+// hasLog reports whether there is a guest with that log, its own or its TPM's.
+func hasLog(r *machine.Registry, path string) bool {
 	stem := strings.TrimSuffix(filepath.Base(path), ".log")
 	if r.StemTaken(stem) {
 		return true
@@ -93,10 +93,10 @@ func dropLogs(r *machine.Registry, left []leftLog) {
 	}
 }
 
-// cutLog copies the end of a log to a second file and truncates the log. Its writers append, so they
+// trimLog copies the end of a log to a second file and truncates the log. Its writers append, so they
 // continue at the beginning. The log is truncated even if its end cannot be copied, because the disk may be
 // full.
-func cutLog(path string) error {
+func trimLog(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ import (
 // OpenConsole opens a serial, parallel or paravirtual console: the first one, or the one with that alias.
 // Up to machine.MaxSessions clients may share it; each sees all output and may type.
 func OpenConsole(ctx context.Context, g *machine.Guest, sc scope.Scope, alias string, o machine.ConsoleOptions) (io.ReadWriteCloser, error) {
-	if err := sc.Authorize(g.UUID()); err != nil {
+	if err := sc.Authorize(g.UUID); err != nil {
 		return nil, err
 	}
 	return openChar(ctx, g, alias, o, func(s *device.Set) []*device.Char {
@@ -37,7 +37,7 @@ func OpenConsole(ctx context.Context, g *machine.Guest, sc scope.Scope, alias st
 // channel of the guest agent is refused: its client could run anything in the guest as root, and would take
 // the connection from the daemon.
 func OpenChannel(ctx context.Context, g *machine.Guest, sc scope.Scope, name string, o machine.ConsoleOptions) (io.ReadWriteCloser, error) {
-	if err := sc.Authorize(g.UUID()); err != nil {
+	if err := sc.Authorize(g.UUID); err != nil {
 		return nil, err
 	}
 	return openChar(ctx, g, name, o, func(s *device.Set) []*device.Char { return s.Channels })
@@ -53,7 +53,7 @@ func openChar(ctx context.Context, g *machine.Guest, name string, o machine.Cons
 	if c == nil {
 		return nil, fault.New(fault.NotFound, fault.Device, "cannot find console device '%s'", name)
 	}
-	if machine.IsAgents(c.Name) {
+	if machine.IsAgentChannel(c.Name) {
 		return nil, fault.New(fault.Unsupported, fault.Device, "channel %s belongs to the guest agent, which only the daemon may use: send it commands (virsh qemu-agent-command), or name another channel", c.Alias)
 	}
 	return r.Consoles.Open(ctx, c, o, func(ctx context.Context, c *device.Char) (io.ReadWriteCloser, error) { return openBackend(ctx, r, c) })
@@ -119,7 +119,7 @@ func openPTY(r *machine.Instance, path string) (io.ReadWriteCloser, error) {
 func openTerminal(path string) (io.ReadWriteCloser, error) {
 	at, err := safepath.Open(path)
 	if err != nil {
-		return nil, fault.Wrap(err, machine.Failure(err), fault.Device, "cannot open %s", path)
+		return nil, fault.Wrap(err, machine.FailureKind(err), fault.Device, "cannot open %s", path)
 	}
 	defer at.Close()
 	return openTTY(fmt.Sprintf("/proc/self/fd/%d", at.Fd()))

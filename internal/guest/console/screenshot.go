@@ -37,7 +37,7 @@ func Screenshot(ctx context.Context, g *machine.Guest, sc scope.Scope, screen ui
 		}
 		return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
 			var err error
-			picture, err = takePicture(ctx, r)
+			picture, err = captureScreen(ctx, r)
 			return nil, err
 		}, nil
 	})
@@ -47,32 +47,32 @@ func Screenshot(ctx context.Context, g *machine.Guest, sc scope.Scope, screen ui
 // maxPicture bounds how many bytes of a picture are read. A screen of 8192 x 8192 pixels has 192 MiB.
 const maxPicture = 256 << 20
 
-// picture is QEMU's picture of a screen. The client reads it at its own pace, without QEMU.
-type picture struct {
+// screenshot is QEMU's picture of a screen. The client reads it at its own pace, without QEMU.
+type screenshot struct {
 	*io.SectionReader
 	memory *os.File
-	of     *machine.Pictures
+	of     *machine.OpenScreenshots
 }
 
-func (p picture) Close() error {
-	givePicture(p.of, p.Size())
+func (p screenshot) Close() error {
+	releaseBytes(p.of, p.Size())
 	return p.memory.Close()
 }
 
-// take counts one more picture, unless all together are too large. A single picture always fits.
-func take(p *machine.Pictures, size int64) bool {
+// reserveBytes counts one more picture, unless all together are too large. A single picture always fits.
+func reserveBytes(p *machine.OpenScreenshots, size int64) bool {
 	if all := p.Bytes.Add(size); all > size && all > maxPicture {
-		givePicture(p, size)
+		releaseBytes(p, size)
 		return false
 	}
 	return true
 }
 
-func givePicture(p *machine.Pictures, size int64) { p.Bytes.Add(-size) }
+func releaseBytes(p *machine.OpenScreenshots, size int64) { p.Bytes.Add(-size) }
 
-// takePicture lets QEMU write the picture into a memfd. QEMU's control group is charged for the memory. The
+// captureScreen lets QEMU write the picture into a memfd. QEMU's control group is charged for the memory. The
 // memfd has no name and ends with the reader.
-func takePicture(ctx context.Context, r *machine.Instance) (_ io.ReadCloser, err error) {
+func captureScreen(ctx context.Context, r *machine.Instance) (_ io.ReadCloser, err error) {
 	s, err := r.Monitor()
 	if err != nil {
 		return nil, err
@@ -104,13 +104,13 @@ func takePicture(ctx context.Context, r *machine.Instance) (_ io.ReadCloser, err
 	if err == nil && info.Size() > maxPicture {
 		err = fault.New(fault.Failed, fault.Domain, "QEMU wrote a picture of %d bytes, more than the limit of %d", info.Size(), maxPicture)
 	}
-	if err == nil && !take(&r.Pictures, info.Size()) {
+	if err == nil && !reserveBytes(&r.Screenshots, info.Size()) {
 		err = fault.New(fault.NoCapacity, fault.Domain, "open screenshots of domain %q exceed %d MiB; read or close them first", r.Name, maxPicture>>20)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return picture{io.NewSectionReader(memory, 0, info.Size()), memory, &r.Pictures}, nil
+	return screenshot{io.NewSectionReader(memory, 0, info.Size()), memory, &r.Screenshots}, nil
 }
 
 // dumpScreen passes QEMU the memory to write to, as a descriptor set that exists only during the call.

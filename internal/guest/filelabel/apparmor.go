@@ -27,14 +27,14 @@ func (l *Labels) Confine(ctx context.Context, place *sandbox.Spec, p *qemu.Plan,
 		for alias, a := range p.Disks {
 			l.allowImages(p.Definition.Devices.ByAlias(alias), a)
 		}
-		l.allow("", place.AccessList(), handed)
-		return l.load(ctx)
+		l.addRules("", place.AccessList(), handed)
+		return l.loadProfile(ctx)
 	})
 }
 
-// load loads the profile into the kernel. The caller must have the turn.
-func (l *Labels) load(ctx context.Context) error {
-	if err := l.Keep(); err != nil { // first: without the journal no later daemon would unload it
+// loadProfile loads the profile into the kernel. The caller must have the turn.
+func (l *Labels) loadProfile(ctx context.Context) error {
+	if err := l.WriteJournal(); err != nil { // first: without the journal no later daemon would unload it
 		return err
 	}
 	return l.Host.Load(ctx, *l.Profile)
@@ -47,14 +47,14 @@ func (l *Labels) Admit(ctx context.Context, p *qemu.Plan, dev device.Device, pla
 		return nil
 	}
 	if d, is := dev.(*device.Disk); is {
-		if _, err := l.Lend(ctx, l.DiskWants(d, p.Disks[d.Alias])); err != nil {
+		if _, err := l.Lend(ctx, l.DiskLabels(d, p.Disks[d.Alias])); err != nil {
 			return err
 		}
 	} else if l.Model == seclabel.SELinux {
-		var outputs []Loan
+		var outputs []FileLabel
 		for path, f := range p.Files {
-			if !OfTheHost(path) {
-				outputs = append(outputs, Loan{f, l.Image, OwnerOf(dev)})
+			if !IsHostFile(path) {
+				outputs = append(outputs, FileLabel{f, l.Image, OwnerOf(dev)})
 			}
 		}
 		if _, err := l.Lend(ctx, outputs); err != nil {
@@ -72,9 +72,9 @@ func (l *Labels) Admit(ctx context.Context, p *qemu.Plan, dev device.Device, pla
 		if d, is := dev.(*device.Disk); is {
 			l.allowImages(d, p.Disks[d.Alias])
 		} else {
-			l.allow(OwnerOf(dev), reach, handedBy(p))
+			l.addRules(OwnerOf(dev), reach, passedFiles(p))
 		}
-		return l.load(ctx)
+		return l.loadProfile(ctx)
 	})
 }
 
@@ -87,12 +87,12 @@ func (l *Labels) allowImages(dev device.Device, a device.DiskAttachment) {
 	}
 	numbers := d.Nodes()
 	for i, layer := range a.Layers {
-		l.allow(ImageOwner(numbers[i]), nil, []*os.File{layer.File})
+		l.addRules(ImageOwner(numbers[i]), nil, []*os.File{layer.File})
 	}
 }
 
-// allow adds rules to the profile. A rule of the guest itself is not repeated for a device.
-func (l *Labels) allow(by string, reach []sandbox.Access, handed []*os.File) {
+// addRules adds rules to the profile. A rule of the guest itself is not repeated for a device.
+func (l *Labels) addRules(by string, reach []sandbox.Access, handed []*os.File) {
 	add := func(rule seclabel.Rule) {
 		general := rule
 		general.For = ""
@@ -159,8 +159,8 @@ func imagesOf(a device.DiskAttachment) []*os.File {
 	return all
 }
 
-// handedBy returns all files that a plan passes to QEMU.
-func handedBy(p *qemu.Plan) []*os.File {
+// passedFiles returns all files that a plan passes to QEMU.
+func passedFiles(p *qemu.Plan) []*os.File {
 	var all []*os.File
 	for _, a := range p.Disks {
 		all = append(all, imagesOf(a)...)
@@ -176,8 +176,8 @@ func handedBy(p *qemu.Plan) []*os.File {
 	return all
 }
 
-// forbid removes the rules of a device from the profile. The caller must have the turn.
-func (l *Labels) forbid(ctx context.Context, by string) error {
+// removeRules removes the rules of a device from the profile. The caller must have the turn.
+func (l *Labels) removeRules(ctx context.Context, by string) error {
 	if l.Profile == nil || l.Host == nil || by == "" {
 		return nil
 	}
@@ -186,11 +186,11 @@ func (l *Labels) forbid(ctx context.Context, by string) error {
 	if len(l.Profile.Rules) == n {
 		return nil
 	}
-	return l.load(ctx)
+	return l.loadProfile(ctx)
 }
 
-// unload removes the guest's profile from the kernel.
-func (l *Labels) unload() error {
+// unloadProfile removes the guest's profile from the kernel.
+func (l *Labels) unloadProfile() error {
 	if err := l.Root.RemoveProfile(l.Profile.Name); err != nil {
 		return err
 	}

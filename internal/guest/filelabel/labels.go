@@ -26,15 +26,15 @@ import (
 // Under AppArmor the journal holds what the guest's profile allows.
 
 // Labels are the labels of a running guest. One goroutine at a time works on them (see inTurn). A guest
-// without labels has a nil *labels, on which all methods do nothing.
+// without labels has a nil *Labels, on which all methods do nothing.
 type Labels struct {
-	Host *seclabel.Host // nil: labels are off now, and old ones are only restored
-	Root kernel.Root
-	Book *LabelLeases
-	Log  *slog.Logger
-	UUID string
-	Path string // the journal's path
-	Turn chan struct{}
+	Host   *seclabel.Host // nil: labels are off now, and old ones are only restored
+	Root   kernel.Root
+	Leases *LabelLeases
+	Log    *slog.Logger
+	UUID   string
+	Path   string // the journal's path
+	Turn   chan struct{}
 	Labelled
 }
 
@@ -103,9 +103,9 @@ func (l *Labels) Sockets(do func() error) error {
 	return l.Root.WithSocketLabel(l.Process, do)
 }
 
-// Keep writes the journal and syncs it to the disk. File labels outlive a loss of power, so the labels from
+// WriteJournal writes the journal and syncs it to the disk. File labels outlive a loss of power, so the labels from
 // before must, too.
-func (l *Labels) Keep() error {
+func (l *Labels) WriteJournal() error {
 	text, err := json.Marshal(&l.Labelled)
 	if err == nil && len(text) > MaxJournal {
 		err = fault.New(fault.NoCapacity, fault.Host, "the label journal of the guest is too large: %d bytes, at most %d; use fewer files or shorter paths", len(text), MaxJournal)
@@ -115,13 +115,13 @@ func (l *Labels) Keep() error {
 	}
 	err = os.MkdirAll(filepath.Dir(l.Path), 0o700)
 	if err == nil {
-		err = writeThrough(l.Path, text)
+		err = writeSynced(l.Path, text)
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot write the label journal of the guest")
 }
 
-// writeThrough replaces a file atomically and syncs it and its folder.
-func writeThrough(path string, text []byte) error {
+// writeSynced replaces a file atomically and syncs it and its folder.
+func writeSynced(path string, text []byte) error {
 	f, err := os.OpenFile(path+atomicfile.Half, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -143,38 +143,38 @@ func writeThrough(path string, text []byte) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Loan is an open file and the label that a device needs on it.
-type Loan struct {
+// FileLabel is an open file and the label that a device needs on it.
+type FileLabel struct {
 	File  *os.File
 	Label string
 	By    string
 }
 
-// User names the user of a file in the book that all guests share.
-func (l *Labels) User(by string) string { return l.UUID + " " + by }
+// LeaseUser names the user of a file in the leases that all guests share.
+func (l *Labels) LeaseUser(by string) string { return l.UUID + " " + by }
 
 // Lend labels files and journals the labels from before. A file on a file system without labels is logged,
 // returned as a remark and left unchanged.
-func (l *Labels) Lend(ctx context.Context, all []Loan) (remarks []string, err error) {
+func (l *Labels) Lend(ctx context.Context, all []FileLabel) (remarks []string, err error) {
 	if l == nil || l.Model != seclabel.SELinux {
 		return nil, nil
 	}
 	err = l.inTurn(ctx, func() error {
 		var files []*os.File
 		for _, w := range all {
-			one, err := l.note(ctx, w)
+			one, err := l.addFile(ctx, w)
 			if fault.Is(err, fault.Unsupported) {
 				remarks = append(remarks, unlabelled(w.File, err))
 				continue
 			}
 			if err != nil {
-				return errors.Join(err, l.Keep())
+				return errors.Join(err, l.WriteJournal())
 			}
 			if one != nil {
 				l.Files, files = append(l.Files, *one), append(files, w.File)
 			}
 		}
-		if err := l.Keep(); err != nil {
+		if err := l.WriteJournal(); err != nil {
 			return err
 		}
 		for i, f := range files {
@@ -194,19 +194,19 @@ func (l *Labels) Lend(ctx context.Context, all []Loan) (remarks []string, err er
 	return remarks, err
 }
 
-// note enters a file in the book. It returns nil if the file needs no change.
-func (l *Labels) note(ctx context.Context, w Loan) (*LeasedFile, error) {
+// addFile enters a file in the leases. It returns nil if the file needs no change.
+func (l *Labels) addFile(ctx context.Context, w FileLabel) (*LeasedFile, error) {
 	if w.Label == "" {
 		return nil, nil
 	}
-	at, id, err := WhereIs(w.File)
+	at, id, err := PathAndID(w.File)
 	if err != nil || at == "" {
 		return nil, err
 	}
 	if slices.ContainsFunc(l.Files, func(f LeasedFile) bool { return f.FileID == id && f.For == w.By }) {
 		return nil, nil
 	}
-	before, err := l.Book.lend(ctx, id, l.User(w.By), w.Label, func() (string, error) {
+	before, err := l.Leases.lend(ctx, id, l.LeaseUser(w.By), w.Label, func() (string, error) {
 		return fsguard.Do(ctx, at, func() (string, error) { return kernel.FileLabel(w.File) }, nil)
 	})
 	if fault.Is(err, fault.Unsupported) {
@@ -218,9 +218,9 @@ func (l *Labels) note(ctx context.Context, w Loan) (*LeasedFile, error) {
 	return &LeasedFile{FileID: id, Path: at, Before: before, After: w.Label, For: w.By}, nil
 }
 
-// WhereIs returns the real path and identity of an open file. The path is empty unless it is a regular
+// PathAndID returns the real path and identity of an open file. The path is empty unless it is a regular
 // file, a block device or a directory: no other file has a label that outlives it.
-func WhereIs(f *os.File) (path string, id FileID, err error) {
+func PathAndID(f *os.File) (path string, id FileID, err error) {
 	err = withDescriptor(f, func(fd int) (err error) {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
@@ -237,7 +237,7 @@ func WhereIs(f *os.File) (path string, id FileID, err error) {
 
 // unlabelled returns the remark that a file keeps no label, with its real path.
 func unlabelled(f *os.File, why error) string {
-	at, _, err := WhereIs(f)
+	at, _, err := PathAndID(f)
 	if err != nil || at == "" {
 		at = f.Name()
 	}
@@ -293,23 +293,23 @@ func (l *Labels) GiveBack(ctx context.Context, by string) error {
 	}
 	return l.inTurn(ctx, func() error {
 		n, all := len(l.Files), owners(by)
-		err := l.putBack(ctx, func(f LeasedFile) bool { return slices.Contains(all, f.For) })
+		err := l.restoreLabels(ctx, func(f LeasedFile) bool { return slices.Contains(all, f.For) })
 		if len(l.Files) != n {
-			err = errors.Join(err, l.Keep())
+			err = errors.Join(err, l.WriteJournal())
 		}
-		return errors.Join(err, l.forbid(ctx, by))
+		return errors.Join(err, l.removeRules(ctx, by))
 	})
 }
 
 // End restores all labels and frees the guest's own label when the guest has ended.
 func (l *Labels) End(ctx context.Context) error {
 	return l.inTurn(ctx, func() error {
-		err := l.putBack(ctx, func(LeasedFile) bool { return true })
+		err := l.restoreLabels(ctx, func(LeasedFile) bool { return true })
 		if l.Profile != nil {
-			err = errors.Join(err, l.unload())
+			err = errors.Join(err, l.unloadProfile())
 		}
 		if len(l.Files) > 0 { // the next daemon tries again
-			return errors.Join(err, l.Keep())
+			return errors.Join(err, l.WriteJournal())
 		}
 		if l.Host != nil {
 			l.Host.Release(l.Guest, l.UUID)
@@ -321,15 +321,15 @@ func (l *Labels) End(ctx context.Context) error {
 	})
 }
 
-// putBack restores the labels of the chosen files and drops them from the journal.
-func (l *Labels) putBack(ctx context.Context, which func(LeasedFile) bool) error {
+// restoreLabels restores the labels of the chosen files and drops them from the journal.
+func (l *Labels) restoreLabels(ctx context.Context, which func(LeasedFile) bool) error {
 	var failed []error
 	l.Files = slices.DeleteFunc(l.Files, func(f LeasedFile) bool {
 		if !which(f) {
 			return false
 		}
-		err := l.Book.giveBack(ctx, f.FileID, l.User(f.For), func() error {
-			return fsguard.Run(ctx, f.Path, func() error { return f.putBack() })
+		err := l.Leases.giveBack(ctx, f.FileID, l.LeaseUser(f.For), func() error {
+			return fsguard.Run(ctx, f.Path, func() error { return f.restoreLabel() })
 		})
 		if err != nil {
 			failed = append(failed, fmt.Errorf("cannot restore the label of %s: %w", f.Path, err))
@@ -339,8 +339,8 @@ func (l *Labels) putBack(ctx context.Context, which func(LeasedFile) bool) error
 	return errors.Join(failed...)
 }
 
-// putBack restores a file's label, unless the label was changed since, or another file has its path.
-func (f LeasedFile) putBack() error {
+// restoreLabel restores a file's label, unless the label was changed since, or another file has its path.
+func (f LeasedFile) restoreLabel() error {
 	at, err := unix.Open(f.Path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
 		return nil

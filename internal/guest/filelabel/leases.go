@@ -19,31 +19,31 @@ type LabelLeases struct {
 	turns keylock.Locks[FileID]
 
 	mu    sync.Mutex
-	files map[FileID]*lending
+	files map[FileID]*lease
 }
 
-// lending is one file: its label before, its label now, and its users.
-type lending struct {
+// lease is one file: its label before, its label now, and its users.
+type lease struct {
 	before, after string
 	users         map[string]bool
 }
 
 // entry returns the entry of a file, and makes one if there is none. The lock must be held.
-func (b *LabelLeases) entry(id FileID) *lending {
+func (b *LabelLeases) entry(id FileID) *lease {
 	if b.files == nil {
-		b.files = map[FileID]*lending{}
+		b.files = map[FileID]*lease{}
 	}
 	f := b.files[id]
 	if f == nil {
-		f = &lending{users: map[string]bool{}}
+		f = &lease{users: map[string]bool{}}
 		b.files[id] = f
 	}
 	return f
 }
 
-// enter takes a file's turn, and makes an entry if there is none. leave ends the turn, and deletes the
+// lockLease takes a file's turn, and makes an entry if there is none. leave ends the turn, and deletes the
 // entry of a file without users.
-func (b *LabelLeases) enter(ctx context.Context, id FileID) (f *lending, leave func(), err error) {
+func (b *LabelLeases) lockLease(ctx context.Context, id FileID) (f *lease, leave func(), err error) {
 	end, err := b.turns.Lock(ctx, id)
 	if err != nil {
 		return nil, nil, err
@@ -64,7 +64,7 @@ func (b *LabelLeases) enter(ctx context.Context, id FileID) (f *lending, leave f
 // lend records a user of a file under a label, and returns the label from before all users. Other users
 // must use the same label.
 func (b *LabelLeases) lend(ctx context.Context, id FileID, user, label string, now func() (string, error)) (before string, err error) {
-	f, leave, err := b.enter(ctx, id)
+	f, leave, err := b.lockLease(ctx, id)
 	if err != nil {
 		return "", err
 	}
@@ -85,7 +85,7 @@ func (b *LabelLeases) lend(ctx context.Context, id FileID, user, label string, n
 // relabel changes the label of a file that is in use; do sets it. All users must have names that begin with
 // ours.
 func (b *LabelLeases) relabel(ctx context.Context, id FileID, ours, label string, do func() error) error {
-	f, leave, err := b.enter(ctx, id)
+	f, leave, err := b.lockLease(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (b *LabelLeases) Restore(id FileID, user, before, after string) {
 
 // giveBack removes a user of a file. After the last one, do restores the label, and its error is returned.
 func (b *LabelLeases) giveBack(ctx context.Context, id FileID, user string, do func() error) error {
-	f, leave, err := b.enter(ctx, id)
+	f, leave, err := b.lockLease(ctx, id)
 	if err != nil {
 		return err
 	}

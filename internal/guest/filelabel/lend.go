@@ -13,14 +13,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// DiskWants returns the labels that the images of a disk need. A writable image gets the guest's own label.
+// DiskLabels returns the labels that the images of a disk need. A writable image gets the guest's own label.
 // A shareable one gets the lowest level, which all guests may write. A read-only one is labelled as
 // content.
-func (l *Labels) DiskWants(d *device.Disk, a device.DiskAttachment) []Loan {
+func (l *Labels) DiskLabels(d *device.Disk, a device.DiskAttachment) []FileLabel {
 	if l == nil || l.Model != seclabel.SELinux {
 		return nil
 	}
-	var all []Loan
+	var all []FileLabel
 	numbers := d.Nodes()
 	for i, layer := range a.Layers {
 		need := l.Content
@@ -40,7 +40,7 @@ func (l *Labels) DiskWants(d *device.Disk, a device.DiskAttachment) []Loan {
 				}
 			}
 		}
-		all = append(all, Loan{layer.File, need, ImageOwner(numbers[i])})
+		all = append(all, FileLabel{layer.File, need, ImageOwner(numbers[i])})
 	}
 	return all
 }
@@ -66,9 +66,9 @@ func OwnerOf(dev device.Device) string {
 // owners splits a name into those that it stands for.
 func owners(by string) []string { return strings.Split(by, ",") }
 
-// OfTheHost reports whether a file belongs to the host's programs. Every guest may read these by policy,
+// IsHostFile reports whether a file belongs to the host's programs. Every guest may read these by policy,
 // and they are not relabelled.
-func OfTheHost(path string) bool { return strings.HasPrefix(filepath.Clean(path), "/usr/") }
+func IsHostFile(path string) bool { return strings.HasPrefix(filepath.Clean(path), "/usr/") }
 
 // giveBackLimit bounds the wait for a file's own label.
 const giveBackLimit = 30 * time.Second
@@ -87,7 +87,7 @@ func (l *Labels) LendImage(ctx context.Context, f *os.File) (func(), error) {
 			l.Log.Error("cannot restore the label of a file", "path", f.Name(), "error", err)
 		}
 	}
-	if _, err := l.Lend(ctx, []Loan{{f, l.Image, by}}); err != nil {
+	if _, err := l.Lend(ctx, []FileLabel{{f, l.Image, by}}); err != nil {
 		back()
 		return nil, err
 	}
@@ -95,8 +95,8 @@ func (l *Labels) LendImage(ctx context.Context, f *os.File) (func(), error) {
 		return back, nil
 	}
 	err := l.inTurn(ctx, func() error {
-		l.allow(by, nil, []*os.File{f})
-		return l.load(ctx)
+		l.addRules(by, nil, []*os.File{f})
+		return l.loadProfile(ctx)
 	})
 	if err != nil {
 		back()
@@ -115,6 +115,6 @@ func (l *Labels) LendDir(ctx context.Context, dir, by string) error {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot label a directory of the guest")
 	}
 	defer f.Close()
-	_, err = l.Lend(ctx, []Loan{{f, l.Own, by}})
+	_, err = l.Lend(ctx, []FileLabel{{f, l.Own, by}})
 	return err
 }

@@ -119,9 +119,9 @@ func agentAddresses(ctx context.Context, g *machine.Guest, sc scope.Scope) ([]In
 	}
 	all := make([]Interface, 0, len(answer))
 	for _, a := range answer {
-		i := Interface{Name: provision.Told(a.Name), MAC: provision.Told(a.MAC)}
+		i := Interface{Name: provision.Printable(a.Name), MAC: provision.Printable(a.MAC)}
 		for _, ip := range a.Addresses[:min(len(a.Addresses), maxInterfaces)] {
-			i.Addresses = append(i.Addresses, Address{IP: provision.Told(ip.IP), Prefix: ip.Prefix, IPv6: ip.Type == "ipv6"})
+			i.Addresses = append(i.Addresses, Address{IP: provision.Printable(ip.IP), Prefix: ip.Prefix, IPv6: ip.Type == "ipv6"})
 		}
 		all = append(all, i)
 	}

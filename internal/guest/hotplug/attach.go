@@ -27,7 +27,7 @@ func Attach(ctx context.Context, g *machine.Guest, sc scope.Scope, doc string, a
 	return edit(ctx, g, sc, a, func() (*domain.Definition, error) {
 		return withDevice(g, dev)
 	}, func(config *domain.Definition) (machine.Work, error) {
-		return planPlug(g, sc, doc, config, dev)
+		return planAttach(g, sc, doc, config, dev)
 	})
 }
 
@@ -50,7 +50,7 @@ func withDevice(g *machine.Guest, dev device.Device) (*domain.Definition, error)
 // completeDevice completes a device that is added to a definition: its defaults, and its address among the
 // others.
 func completeDevice(def *domain.Definition, dev device.Device, caps *qemucaps.Capabilities, live bool) error {
-	if err := domainxml.CompleteDevice(dev, def.OS.Machine, machine.Completion(caps)); err != nil {
+	if err := domainxml.CompleteDevice(dev, def.OS.Machine, machine.HostDefaults(caps)); err != nil {
 		return err
 	}
 	if err := def.CheckDevice(dev); err != nil {
@@ -69,14 +69,14 @@ func completeDevice(def *domain.Definition, dev device.Device, caps *qemucaps.Ca
 	return qemu.CompleteDevice(def, dev, caps, live)
 }
 
-// planPlug plans to attach a device to the running guest. It parses the document again, so that the running
+// planAttach plans to attach a device to the running guest. It parses the document again, so that the running
 // and the stored device share only the MAC address that was generated for a NIC.
-func planPlug(g *machine.Guest, sc scope.Scope, doc string, config *domain.Definition, stored device.Device) (machine.Work, error) {
+func planAttach(g *machine.Guest, sc scope.Scope, doc string, config *domain.Definition, stored device.Device) (machine.Work, error) {
 	dev, err := domainxml.ParseDevice(doc, domainxml.Options{Submitted: true})
 	if err != nil {
 		return nil, err
 	}
-	if err := provision.SetLivePathPolicy(g, sc, dev); err != nil {
+	if err := provision.SetDevicePathLimits(g, sc, dev); err != nil {
 		return nil, err
 	}
 	if n, ok := dev.(*device.NIC); ok {
@@ -101,8 +101,8 @@ func planPlug(g *machine.Guest, sc scope.Scope, doc string, config *domain.Defin
 	if err := completeDevice(def, dev, caps, true); err != nil {
 		return nil, err
 	}
-	numberNode(r, def, dev)
-	if err := admitPlug(g, sc, def, dev); err != nil {
+	assignNode(r, def, dev)
+	if err := admitAttach(g, sc, def, dev); err != nil {
 		return nil, err
 	}
 	if err := checkTakesPCI(def, dev); err != nil {
@@ -144,7 +144,7 @@ func planControllers(def *domain.Definition, dev device.Device, caps *qemucaps.C
 	if !is || d.Bus != "scsi" && d.Bus != "" {
 		return nil, nil
 	}
-	if err := domainxml.CompleteDevice(dev, def.OS.Machine, machine.Completion(caps)); err != nil || d.Bus != "scsi" {
+	if err := domainxml.CompleteDevice(dev, def.OS.Machine, machine.HostDefaults(caps)); err != nil || d.Bus != "scsi" {
 		return nil, err
 	}
 	missing, err := def.Devices.MissingControllers(d, true)
@@ -162,42 +162,42 @@ func planControllers(def *domain.Definition, dev device.Device, caps *qemucaps.C
 	return missing, err
 }
 
-// admitPlug refuses a device that exceeds the client's quota, or with which no later daemon could read the
+// admitAttach refuses a device that exceeds the client's quota, or with which no later daemon could read the
 // definition.
-func admitPlug(g *machine.Guest, sc scope.Scope, def *domain.Definition, dev device.Device) error {
+func admitAttach(g *machine.Guest, sc scope.Scope, def *domain.Definition, dev device.Device) error {
 	with := def.Clone()
 	err := with.Add(dev)
 	if err == nil {
-		err = g.Bounded(sc, with)
+		err = g.ReserveQuota(sc, with)
 	}
 	if err == nil {
-		_, err = g.Instance.Text(with)
+		_, err = g.Instance.FormatForRecord(with)
 	}
 	return err
 }
 
-// numberNode gives a disk's block node a number that this instance has not used: QEMU may still use the node of
+// assignNode gives a disk's block node a number that this instance has not used: QEMU may still use the node of
 // a disk that the guest has released.
-func numberNode(r *machine.Instance, def *domain.Definition, dev device.Device) {
+func assignNode(r *machine.Instance, def *domain.Definition, dev device.Device) {
 	for _, d := range def.Devices.Disks {
-		notesNode(r, d)
+		reserveNode(r, d)
 	}
 	if d, ok := dev.(*device.Disk); ok && d.Source != nil {
 		d.Source.Index = r.Nodes.Next()
 	}
 }
 
-// notesNode reserves the number of a disk in an operation's record. Its daemon may not have recorded the
+// reserveNode reserves the number of a disk in an operation's record. Its daemon may not have recorded the
 // number elsewhere, and QEMU may still have the node.
-func notesNode(r *machine.Instance, dev device.Device) {
+func reserveNode(r *machine.Instance, dev device.Device) {
 	if d, ok := dev.(*device.Disk); ok {
 		r.Nodes.Note(d)
 	}
 }
 
-// settlePlugged sends QEMU the settings, or asks it for the values, that cannot be part of device_add.
+// applyAfterAttach sends QEMU the settings, or asks it for the values, that cannot be part of device_add.
 // After a start this is done for all devices.
-func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error {
+func applyAfterAttach(ctx context.Context, s *qmp.Session, dev device.Device) error {
 	switch d := dev.(type) {
 	case *device.Disk:
 		if d.Tune != nil {
@@ -219,8 +219,8 @@ func settlePlugged(ctx context.Context, s *qmp.Session, dev device.Device) error
 	return nil
 }
 
-// Unanswered reports whether the effect of a command is unknown.
-func Unanswered(err error) bool {
+// IsEffectUnknown reports whether the effect of a command is unknown.
+func IsEffectUnknown(err error) bool {
 	var refused *qmp.Error
 	return err != nil && !errors.As(err, &refused)
 }

@@ -34,7 +34,7 @@ type AttachOp struct {
 	Device string           // its complete XML
 	Saved  string           `json:",omitempty"` // the device for the stored definition; empty: none
 	NIC    *machine.HeldNIC `json:",omitempty"` // the interface made for it on the host
-	Undo   []Undoing        `json:",omitempty"` // in the order of the steps that they undo
+	Undo   []UndoCommand    `json:",omitempty"` // in the order of the steps that they undo
 
 	R     *machine.Instance `json:"-"`
 	op    *operation.Operation
@@ -54,10 +54,10 @@ type AttachOp struct {
 // Steps implements operation.Work.
 func (a *AttachOp) Steps() []operation.Step {
 	return []operation.Step{
-		{Name: "hold", Effect: operation.Boot, Do: a.hold, Undo: a.giveBack},
-		{Name: "make", Effect: operation.Process, Do: a.make, Undo: a.takeBack},
-		{Name: "plug", Effect: operation.Process, Decisive: true, Do: a.plug, Undo: a.takeBack, Probe: a.probe},
-		{Name: "settle", Effect: operation.Process, Do: a.settle},
+		{Name: "hold", Effect: operation.Boot, Do: a.acquireResources, Undo: a.releaseResources},
+		{Name: "make", Effect: operation.Process, Do: a.makeObjects, Undo: a.undoSteps},
+		{Name: "plug", Effect: operation.Process, Decisive: true, Do: a.addDevice, Undo: a.undoSteps, Probe: a.probe},
+		{Name: "settle", Effect: operation.Process, Do: a.setLimits},
 		{Name: "define", Effect: operation.Process, Do: a.define},
 	}
 }
@@ -80,12 +80,12 @@ func (a *AttachOp) Opened(op *operation.Operation) (err error) {
 // Rehold implements operation.Reholder. QEMU may have the device already: it is asked later.
 func (a *AttachOp) Rehold() {
 	r := a.R
-	notesNode(r, a.Dev)
+	reserveNode(r, a.Dev)
 	if r.Definition.Devices.ByAlias(a.alias()) != nil { // the instance owns its resources
 		a.Defined = true
 		return
 	}
-	provision.RelayAgain(r.Reg.Life, r, a.op.Scope().WithNotedFolders(r.Fences), a.Dev)
+	provision.RestartRelay(r.Reg.Life, r, a.op.Scope().WithNotedFolders(r.PathLimits), a.Dev)
 	if m, is := a.Dev.(*device.Memory); is {
 		demand := provision.ModuleDemand(r.Definition, m)
 		r.Reg.Ledger.Add(r.UUID, demand)
@@ -96,12 +96,12 @@ func (a *AttachOp) Rehold() {
 		if err != nil {
 			r.Log.Error("cannot claim the device of an interrupted attachment", "error", err)
 		} else {
-			a.what, a.release = claimOf(*at), release
+			a.what, a.release = claimName(*at), release
 		}
 	}
 	if nic, is := a.Dev.(*device.NIC); is && a.NIC != nil {
 		if release, err := provision.ReadoptNIC(r.Reg, r, nic, a.NIC); err == nil { // otherwise the interface ended with its last descriptor
-			a.what, a.release = a.NIC.What(), release
+			a.what, a.release = a.NIC.ReleaseName(), release
 		}
 	}
 }
@@ -154,19 +154,19 @@ func (a *AttachOp) Describe() (err error) {
 	return err
 }
 
-// hold takes the host's resources for the device, and plans the QMP steps.
-func (a *AttachOp) hold(ctx context.Context) (err error) {
+// acquireResources takes the host's resources for the device, and plans the QMP steps.
+func (a *AttachOp) acquireResources(ctx context.Context) (err error) {
 	r := a.R
 	switch d := a.Dev.(type) {
 	case *device.NIC:
 		err = a.Connect(ctx, a.op.Scope(), d)
 	case *device.HostDevice:
 		if at := PCIFunction(d); at != nil {
-			a.what = claimOf(*at)
+			a.what = claimName(*at)
 			a.release, err = claimDevice(r.Reg, *at, r)
 		}
 		if err == nil {
-			err = provision.PlugHostDevice(r.Reg, r.UUID, d)
+			err = provision.CheckHotplugDevice(r.Reg, r.UUID, d)
 		}
 	case *device.Memory:
 		if err = provision.ReserveMemory(r.Guest, a.Plan.Definition, d); err == nil {
@@ -177,7 +177,7 @@ func (a *AttachOp) hold(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := provision.Admit(ctx, r.Reg, a.op.Scope(), r, a.Plan, a.Dev); err != nil {
+	if err := provision.AdmitDevice(ctx, r.Reg, a.op.Scope(), r, a.Plan, a.Dev); err != nil {
 		return err
 	}
 	if a.steps, err = qemu.Plug(a.Plan, a.Dev); err != nil {
@@ -187,7 +187,7 @@ func (a *AttachOp) hold(ctx context.Context) (err error) {
 		if step.Undo == nil {
 			continue
 		}
-		u, err := NewUndoing(step.Undo)
+		u, err := NewUndoCommand(step.Undo)
 		if err != nil {
 			return err
 		}
@@ -219,12 +219,12 @@ func (a *AttachOp) Connect(ctx context.Context, sc scope.Scope, n *device.NIC) e
 	}
 	a.Plan.NICs[n.Alias], n.Target = made, made.IfName
 	a.NIC = &machine.HeldNIC{Alias: n.Alias, IfName: made.IfName, Bridge: made.Bridge}
-	a.what, a.release = a.NIC.What(), release
+	a.what, a.release = a.NIC.ReleaseName(), release
 	return nil
 }
 
-// giveBack releases the resources that hold took.
-func (a *AttachOp) giveBack(ctx context.Context) error {
+// releaseResources releases the resources that hold took.
+func (a *AttachOp) releaseResources(ctx context.Context) error {
 	if a.Defined {
 		return nil
 	}
@@ -243,11 +243,13 @@ func (a *AttachOp) giveBack(ctx context.Context) error {
 	return err
 }
 
-// make makes the objects behind the device in QEMU.
-func (a *AttachOp) make(ctx context.Context) error { return Tell(ctx, a.R, a.steps[:a.decides()]) }
+// makeObjects makes the objects behind the device in QEMU.
+func (a *AttachOp) makeObjects(ctx context.Context) error {
+	return ExecuteSteps(ctx, a.R, a.steps[:a.deviceStep()])
+}
 
-// decides returns the index of the step that makes the device itself.
-func (a *AttachOp) decides() int {
+// deviceStep returns the index of the step that makes the device itself.
+func (a *AttachOp) deviceStep() int {
 	for i := len(a.steps) - 1; i > 0; i-- {
 		if a.steps[i].Command == "device_add" {
 			return i
@@ -256,17 +258,17 @@ func (a *AttachOp) decides() int {
 	return 0
 }
 
-// plug makes the device in QEMU. If QEMU refuses its limits, the attachment fails.
-func (a *AttachOp) plug(ctx context.Context) error {
+// addDevice makes the device in QEMU. If QEMU refuses its limits, the attachment fails.
+func (a *AttachOp) addDevice(ctx context.Context) error {
 	defer endTerminals(a.R.Guest, a.R)
-	if err := Tell(ctx, a.R, a.steps[a.decides():]); err != nil {
+	if err := ExecuteSteps(ctx, a.R, a.steps[a.deviceStep():]); err != nil {
 		return err
 	}
-	return a.tune(ctx)
+	return a.applySettings(ctx)
 }
 
-// takeBack undoes the QMP steps of the attachment.
-func (a *AttachOp) takeBack(ctx context.Context) error { return takeBack(ctx, a.R, a.Undo) }
+// undoSteps undoes the QMP steps of the attachment.
+func (a *AttachOp) undoSteps(ctx context.Context) error { return undoAll(ctx, a.R, a.Undo) }
 
 // probe asks QEMU whether it has the device.
 func (a *AttachOp) probe(ctx context.Context, _ operation.Gone) (operation.Verdict, error) {
@@ -277,13 +279,13 @@ func (a *AttachOp) probe(ctx context.Context, _ operation.Gone) (operation.Verdi
 	return operation.Happened, nil
 }
 
-// settle sets the limits that cannot be given when the device is made. After an interrupted attachment the
+// setLimits sets the limits that cannot be given when the device is made. After an interrupted attachment the
 // guest keeps the device even if QEMU refuses its limits.
-func (a *AttachOp) settle(ctx context.Context) error {
+func (a *AttachOp) setLimits(ctx context.Context) error {
 	if a.steps != nil { // plug has set them
 		return nil
 	}
-	err := a.tune(ctx)
+	err := a.applySettings(ctx)
 	if err == nil || machine.NoAnswer(err) {
 		return err
 	}
@@ -294,13 +296,13 @@ func (a *AttachOp) settle(ctx context.Context) error {
 	return nil
 }
 
-// tune sends QEMU the settings that cannot be part of device_add.
-func (a *AttachOp) tune(ctx context.Context) error {
+// applySettings sends QEMU the settings that cannot be part of device_add.
+func (a *AttachOp) applySettings(ctx context.Context) error {
 	s, err := a.R.Monitor()
 	if err != nil {
 		return err
 	}
-	return settlePlugged(ctx, s, a.Dev)
+	return applyAfterAttach(ctx, s, a.Dev)
 }
 
 // define adds the device to the live definition and, if asked, to the stored one.
@@ -327,7 +329,7 @@ func addAttached(g *machine.Guest, a *AttachOp) error {
 		return err
 	}
 	if a.release != nil {
-		a.R.Hold(a.what, a.release)
+		a.R.PushRelease(a.what, a.release)
 	}
 	if a.NIC != nil {
 		a.R.NICs = append(a.R.NICs, *a.NIC)
@@ -337,8 +339,8 @@ func addAttached(g *machine.Guest, a *AttachOp) error {
 	return nil
 }
 
-// Tell executes steps in QEMU until one is refused or not answered.
-func Tell(ctx context.Context, r *machine.Instance, steps []qemu.Step) error {
+// ExecuteSteps executes steps in QEMU until one is refused or not answered.
+func ExecuteSteps(ctx context.Context, r *machine.Instance, steps []qemu.Step) error {
 	s, err := r.Monitor()
 	if err != nil {
 		return err
@@ -346,8 +348,8 @@ func Tell(ctx context.Context, r *machine.Instance, steps []qemu.Step) error {
 	return provision.ExecuteAll(ctx, s, steps)
 }
 
-// takeBack undoes steps in reverse order. If QEMU refuses an undo, it had not carried out the step.
-func takeBack(ctx context.Context, r *machine.Instance, steps []Undoing) error {
+// undoAll undoes steps in reverse order. If QEMU refuses an undo, it had not carried out the step.
+func undoAll(ctx context.Context, r *machine.Instance, steps []UndoCommand) error {
 	s, err := r.Monitor()
 	if err != nil {
 		return err
@@ -368,12 +370,12 @@ func hasDevice(ctx context.Context, r *machine.Instance, alias string) (bool, er
 	if err != nil {
 		return false, err
 	}
-	present, err := DevicesOf(ctx, s)
+	present, err := QueryDevices(ctx, s)
 	return present[alias], err
 }
 
-// DevicesOf asks QEMU for the aliases of its devices.
-func DevicesOf(ctx context.Context, s *qmp.Session) (map[string]bool, error) {
+// QueryDevices asks QEMU for the aliases of its devices.
+func QueryDevices(ctx context.Context, s *qmp.Session) (map[string]bool, error) {
 	var objects []struct{ Name string }
 	if err := s.Execute(ctx, "qom-list", map[string]any{"path": "/machine/peripheral"}, &objects); err != nil {
 		return nil, err

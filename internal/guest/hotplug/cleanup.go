@@ -30,11 +30,11 @@ var CleanupKind = operation.Kind[*machine.Instance]{
 
 // CleanupOp is the journalled payload of a cleanup.
 type CleanupOp struct {
-	Alias   string            `json:",omitempty"` // the device's alias; empty: only images of a drive
-	Objects []Undoing         `json:",omitempty"` // the commands that remove its objects
-	NIC     *machine.HeldNIC  `json:",omitempty"`
-	Images  []uint            `json:",omitempty"` // the numbers of the images that QEMU must close
-	Lent    []machine.Written `json:",omitempty"` // the images to which QEMU no longer needs write access
+	Alias   string              `json:",omitempty"` // the device's alias; empty: only images of a drive
+	Objects []UndoCommand       `json:",omitempty"` // the commands that remove its objects
+	NIC     *machine.HeldNIC    `json:",omitempty"`
+	Images  []uint              `json:",omitempty"` // the numbers of the images that QEMU must close
+	Lent    []machine.LentImage `json:",omitempty"` // the images to which QEMU no longer needs write access
 	// Device is a PCI device of the host. Nil: none. Taken says that the host's driver gets it back.
 	Device *kernel.PCIAddress `json:",omitempty"`
 	Taken  bool               `json:",omitempty"`
@@ -68,7 +68,7 @@ func NewCleanup(r *machine.Instance, dev device.Device) *CleanupOp {
 	c := &CleanupOp{R: r, Alias: dev.Common().Alias}
 	c.NIC, c.Release = r.TakeNIC(c.Alias)
 	if at := PCIFunction(dev); at != nil {
-		c.Device, c.Release = at, r.TakeRelease(deviceHold(*at))
+		c.Device, c.Release = at, r.TakeRelease(returnName(*at))
 		if i := slices.Index(r.Taken, *at); i >= 0 {
 			r.Taken, c.Taken = append(r.Taken[:i:i], r.Taken[i+1:]...), true
 		}
@@ -84,7 +84,7 @@ func NewCleanup(r *machine.Instance, dev device.Device) *CleanupOp {
 	}
 	_, after, err := qemu.Unplug(dev)
 	for i := range after {
-		u, e := NewUndoing(&after[i])
+		u, e := NewUndoCommand(&after[i])
 		if err = errors.Join(err, e); e == nil {
 			c.Objects = append(c.Objects, u)
 		}
@@ -116,10 +116,10 @@ func (c *CleanupOp) Rehold() {
 	if c.Device == nil {
 		return
 	}
-	if err := HoldClaim(r.Reg, r, *c.Device); err != nil {
+	if err := ClaimUntilEnd(r.Reg, r, *c.Device); err != nil {
 		r.Log.Info("detached device was attached again since", "cause", err)
 	} else if c.Taken {
-		c.Release = Returning(r.Reg, r, *c.Device)
+		c.Release = ReturnDevice(r.Reg, r, *c.Device)
 	}
 }
 
@@ -130,7 +130,7 @@ func (c *CleanupOp) removeObjects(ctx context.Context) error {
 	}
 	s, err := c.R.Monitor()
 	if err == nil {
-		err = RemoveAll(ctx, c.R, s, c.Objects)
+		err = RemoveObjects(ctx, c.R, s, c.Objects)
 	}
 	if err == nil {
 		c.op.Free("alias/" + c.Alias)
@@ -138,11 +138,11 @@ func (c *CleanupOp) removeObjects(ctx context.Context) error {
 	return err
 }
 
-// RemoveAll removes objects that are no longer used. It returns an error for an object that is still in
+// RemoveObjects removes objects that are no longer used. It returns an error for an object that is still in
 // use, which is removed later.
-func RemoveAll(ctx context.Context, r *machine.Instance, s *qmp.Session, all []Undoing) error {
+func RemoveObjects(ctx context.Context, r *machine.Instance, s *qmp.Session, all []UndoCommand) error {
 	for _, u := range all {
-		switch err := insist(ctx, s, u); {
+		switch err := retryWhileInUse(ctx, s, u); {
 		case inUse(err) || machine.NoAnswer(err):
 			return err
 		case err != nil: // it was removed before
@@ -163,7 +163,7 @@ func (c *CleanupOp) closeImages(ctx context.Context) error {
 	}
 	kept := false
 	if len(c.Images) > 0 {
-		kept, err = ForgetImages(ctx, s, c.Images)
+		kept, err = CloseImages(ctx, s, c.Images)
 	}
 	for _, w := range c.Lent {
 		if err == nil && !kept {
@@ -212,23 +212,23 @@ func (c *CleanupOp) Ended() {
 	})
 }
 
-// Undoing is a command that removes something from QEMU, if QEMU has it.
-type Undoing struct {
+// UndoCommand is a command that removes something from QEMU, if QEMU has it.
+type UndoCommand struct {
 	Command string
 	Args    json.RawMessage
 }
 
-// NewUndoing gives how one step of a plan is undone.
-func NewUndoing(step *qemu.Step) (Undoing, error) {
+// NewUndoCommand gives how one step of a plan is undone.
+func NewUndoCommand(step *qemu.Step) (UndoCommand, error) {
 	args, err := json.Marshal(step.Args)
-	return Undoing{step.Command, args}, fault.Wrap(err, fault.Internal, fault.Device, "cannot record how to undo a device")
+	return UndoCommand{step.Command, args}, fault.Wrap(err, fault.Internal, fault.Device, "cannot record how to undo a device")
 }
 
-// ForgetImages closes images in QEMU that it was given and no longer uses. kept says that QEMU still has
+// CloseImages closes images in QEMU that it was given and no longer uses. kept says that QEMU still has
 // them: a paused QEMU does not close them.
-func ForgetImages(ctx context.Context, s *qmp.Session, numbers []uint) (kept bool, err error) {
+func CloseImages(ctx context.Context, s *qmp.Session, numbers []uint) (kept bool, err error) {
 	sets := func() (steps []qemu.Step, err error) {
-		held, err := machine.FileSets(ctx, s)
+		held, err := machine.QueryFDSets(ctx, s)
 		return qemu.ForgetImages(held, numbers), err
 	}
 	steps, err := sets()
@@ -244,10 +244,10 @@ func ForgetImages(ctx context.Context, s *qmp.Session, numbers []uint) (kept boo
 	return len(steps) > 0, err
 }
 
-// insist repeats a command for at most about a second: QEMU releases the objects behind a device somewhat
+// retryWhileInUse repeats a command for at most about a second: QEMU releases the objects behind a device somewhat
 // later than the device.
-func insist(ctx context.Context, s *qmp.Session, u Undoing) error {
-	for wait := machine.FirstLook; ; wait *= 2 {
+func retryWhileInUse(ctx context.Context, s *qmp.Session, u UndoCommand) error {
+	for wait := machine.FirstPoll; ; wait *= 2 {
 		err := s.Execute(ctx, u.Command, u.Args, nil)
 		if !inUse(err) || wait > time.Second {
 			return err

@@ -39,10 +39,10 @@ func edit(ctx context.Context, g *machine.Guest, sc scope.Scope, a machine.Affec
 			if config, err = stored(); err != nil {
 				return nil, err
 			}
-			if err := g.Bounded(sc, config); err != nil {
+			if err := g.ReserveQuota(sc, config); err != nil {
 				return nil, err
 			}
-			provision.SetPathPolicy(g, sc, config)
+			provision.SetPathLimits(g, sc, config)
 		}
 		if !a.Live {
 			return nil, provision.Redefine(g, config)

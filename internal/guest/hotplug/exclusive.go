@@ -28,7 +28,7 @@ func CheckSoleUser(ctx context.Context, g *machine.Guest, sc scope.Scope, d *dev
 	looked := map[[2]string]bool{} // by source and format: a guest's live and stored disks are mostly the same
 	for _, other := range g.Reg.All() {
 		for _, disk := range disksOfAll(other.View()) {
-			what := [2]string{machine.SourceOf(disk), disk.Format}
+			what := [2]string{machine.SourceName(disk), disk.Format}
 			if other == g && disk.Target == d.Target || looked[what] {
 				continue
 			}
@@ -75,7 +75,7 @@ func checkVolumesAbove(ctx context.Context, r *machine.Registry, sc scope.Scope,
 // mayName reports whether an error may name another guest: the client could make the same call on it.
 func mayName(sc scope.Scope, other *machine.Guest) bool {
 	limits := sc.Limits()
-	return limits == nil || limits.Authorize(other.UUID()) == nil
+	return limits == nil || limits.Authorize(other.UUID) == nil
 }
 
 // disksOfAll returns the disks of a guest's live and stored definitions.

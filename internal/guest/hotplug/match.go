@@ -38,7 +38,7 @@ func checkClash(s *device.Set, dev device.Device) error {
 
 // updateIn changes the device that dev means to dev, as far as that is possible in place.
 func updateIn(s *device.Set, dev device.Device) error {
-	old, err := machine.FindLike(s, dev)
+	old, err := machine.FindMatching(s, dev)
 	if err != nil {
 		return err
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// TestADriveIsNoOtherByItsMedium: what a medium is used as is judged by the document that brings it.
-func TestADriveIsNoOtherByItsMedium(t *testing.T) {
+// The document that inserts a medium decides how the medium is used.
+func TestFindMatching_Drive(t *testing.T) {
 	for what, c := range map[string]struct {
 		drive, doc device.Disk
 		want       bool

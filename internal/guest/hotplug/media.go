@@ -29,12 +29,12 @@ var MediaKind = operation.Kind[*machine.Instance]{
 
 // MediaOp is the journalled payload.
 type MediaOp struct {
-	Live  string    // the drive's XML with the new medium
-	Saved string    `json:",omitempty"` // the same in the stored definition; empty: unchanged
-	Node  string    `json:",omitempty"` // the node that the drive reads afterwards; empty: none
-	Old   []uint    `json:",omitempty"` // the numbers of the images that QEMU must close then
-	Undo  []Undoing `json:",omitempty"` // in the order of the steps that they undo
-	Rest  []Undoing `json:",omitempty"` // commands that follow once the drive has the node
+	Live  string        // the drive's XML with the new medium
+	Saved string        `json:",omitempty"` // the same in the stored definition; empty: unchanged
+	Node  string        `json:",omitempty"` // the node that the drive reads afterwards; empty: none
+	Old   []uint        `json:",omitempty"` // the numbers of the images that QEMU must close then
+	Undo  []UndoCommand `json:",omitempty"` // in the order of the steps that they undo
+	Rest  []UndoCommand `json:",omitempty"` // commands that follow once the drive has the node
 
 	r           *machine.Instance
 	op          *operation.Operation
@@ -48,11 +48,11 @@ type MediaOp struct {
 func (m *MediaOp) Steps() []operation.Step {
 	return []operation.Step{
 		{Name: "label", Effect: operation.Boot, Do: m.label, Undo: m.unlabel},
-		{Name: "open", Effect: operation.Process, Do: m.open, Undo: m.takeBack},
-		{Name: "insert", Effect: operation.Process, Decisive: true, Do: m.exchange, Probe: m.probe},
+		{Name: "open", Effect: operation.Process, Do: m.open, Undo: m.undoSteps},
+		{Name: "insert", Effect: operation.Process, Decisive: true, Do: m.switchMedium, Probe: m.probe},
 		{Name: "close", Effect: operation.Process, Do: m.close},
 		{Name: "define", Effect: operation.Process, Do: m.define},
-		{Name: "forget", Effect: operation.Process, Do: m.forget},
+		{Name: "forget", Effect: operation.Process, Do: m.closeOldImages},
 	}
 }
 
@@ -72,7 +72,7 @@ func (m *MediaOp) Opened(op *operation.Operation) (err error) {
 }
 
 // Rehold reserves the number of the new medium's node.
-func (m *MediaOp) Rehold() { notesNode(m.r, m.live) }
+func (m *MediaOp) Rehold() { reserveNode(m.r, m.live) }
 
 // planMedia plans to change the medium of a drive, in the running guest and, if config is not nil, in
 // config.
@@ -82,9 +82,9 @@ func planMedia(g *machine.Guest, before, after *device.Disk, config *domain.Defi
 	if after.Source != nil {
 		after.Source.Index = 0 // whatever the client sent
 	}
-	numberNode(r, def, after)
+	assignNode(r, def, after)
 	if config != nil {
-		saved, err := machine.FindLike(&config.Devices, after)
+		saved, err := machine.FindMatching(&config.Devices, after)
 		if err != nil {
 			return nil, err
 		}
@@ -94,7 +94,7 @@ func planMedia(g *machine.Guest, before, after *device.Disk, config *domain.Defi
 	if err := updateIn(&with.Devices, after); err != nil {
 		return nil, err
 	}
-	if _, err := r.Text(with); err != nil {
+	if _, err := r.FormatForRecord(with); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
@@ -124,14 +124,14 @@ func changeMedia(ctx context.Context, g *machine.Guest, sc scope.Scope, m *Media
 	if m.steps, err = qemu.ChangeMedia(m.plan, before, m.live, force); err != nil {
 		return err
 	}
-	if err := m.note(before); err != nil {
+	if err := m.completePayload(before); err != nil {
 		return err
 	}
 	return m.r.Perform(ctx, sc, MediaKind.Name, m, "disk/"+m.live.Target)
 }
 
-// note completes the payload with the commands that undo and finish the change.
-func (m *MediaOp) note(before *device.Disk) (err error) {
+// completePayload completes the payload with the commands that undo and finish the change.
+func (m *MediaOp) completePayload(before *device.Disk) (err error) {
 	if m.Live, err = domainxml.FormatDevice(m.live, domainxml.Style{Active: true, Secure: true}); err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (m *MediaOp) note(before *device.Disk) (err error) {
 		if step == nil {
 			continue
 		}
-		u, err := NewUndoing(step)
+		u, err := NewUndoCommand(step)
 		if err != nil {
 			return err
 		}
@@ -188,14 +188,14 @@ func (m *MediaOp) unlabel(ctx context.Context) error {
 }
 
 // open makes the new medium's node in QEMU and removes the old medium.
-func (m *MediaOp) open(ctx context.Context) error { return Tell(ctx, m.r, m.steps[:m.insert]) }
+func (m *MediaOp) open(ctx context.Context) error { return ExecuteSteps(ctx, m.r, m.steps[:m.insert]) }
 
-// exchange sends QEMU the decisive step.
-func (m *MediaOp) exchange(ctx context.Context) error {
-	return Tell(ctx, m.r, m.steps[m.insert:m.insert+1])
+// switchMedium sends QEMU the decisive step.
+func (m *MediaOp) switchMedium(ctx context.Context) error {
+	return ExecuteSteps(ctx, m.r, m.steps[m.insert:m.insert+1])
 }
 
-func (m *MediaOp) takeBack(ctx context.Context) error { return takeBack(ctx, m.r, m.Undo) }
+func (m *MediaOp) undoSteps(ctx context.Context) error { return undoAll(ctx, m.r, m.Undo) }
 
 // probe asks which node the drive reads.
 func (m *MediaOp) probe(ctx context.Context, _ operation.Gone) (operation.Verdict, error) {
@@ -218,7 +218,7 @@ func (m *MediaOp) close(ctx context.Context) error {
 		return err
 	}
 	for _, u := range m.Rest {
-		if err := insist(ctx, s, u); machine.NoAnswer(err) {
+		if err := retryWhileInUse(ctx, s, u); machine.NoAnswer(err) {
 			return err
 		} else if err != nil {
 			m.r.Log.Debug("step of a medium change is done already", "command", u.Command, "cause", err)
@@ -250,16 +250,16 @@ func (m *MediaOp) define(ctx context.Context) error {
 	})
 }
 
-// forget closes the images of the old medium in QEMU. A paused QEMU closes them when it runs; a cleanup
+// closeOldImages closes the images of the old medium in QEMU. A paused QEMU closes them when it runs; a cleanup
 // waits for that.
-func (m *MediaOp) forget(ctx context.Context) error {
+func (m *MediaOp) closeOldImages(ctx context.Context) error {
 	if len(m.Old) == 0 {
 		return nil
 	}
 	s, err := m.r.Monitor()
 	var kept bool
 	if err == nil {
-		kept, err = ForgetImages(ctx, s, m.Old)
+		kept, err = CloseImages(ctx, s, m.Old)
 	}
 	if err == nil && !kept {
 		if err := m.r.Labels.GiveBack(ctx, filelabel.ImageOwner(m.Old...)); err != nil {

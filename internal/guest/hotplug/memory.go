@@ -67,7 +67,7 @@ func SetMaxMemory(ctx context.Context, g *machine.Guest, sc scope.Scope, bytes u
 		def := g.Inactive.Clone()
 		def.Memory = bytes
 		def.CurrentMemory = min(def.CurrentMemory, bytes)
-		if err := g.Bounded(sc, def); err != nil {
+		if err := g.ReserveQuota(sc, def); err != nil {
 			return err
 		}
 		return provision.Redefine(g, def)

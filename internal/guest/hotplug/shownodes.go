@@ -10,17 +10,17 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// ShortenNodes takes the nodes of detached devices off the list of nodes that the guest may open. It runs
+// ShrinkNodeList takes the nodes of detached devices off the list of nodes that the guest may open. It runs
 // in the loop and writes the list beside it, as a job. It does so only while no attach is in progress:
 // the shorter list would refuse the node of the new device.
-func ShortenNodes(g *machine.Guest) {
+func ShrinkNodeList(g *machine.Guest) {
 	r := g.Instance
 	if r == nil || !r.DropNodes || r.User == nil || r.Ops.Has(AttachKind.Name) || g.CurrentJob != nil || g.Finished || r.Ending() {
 		return
 	}
 	r.DropNodes = false
 	def := r.Definition
-	g.StartInternal(domain.JobModify, machine.ModifyLimit, func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
+	g.StartInternalJob(domain.JobModify, machine.ModifyLimit, func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
 		failpoint.Reach("unplug.nodes")
 		if err := provision.AllowDevices(ctx, g.Reg, r.UUID, def); err != nil {
 			g.Log.Warn("cannot revoke device nodes; the guest may still open those of a detached device", "error", err)

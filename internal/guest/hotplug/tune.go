@@ -59,7 +59,7 @@ func planTune(g *machine.Guest, sc scope.Scope, change func(*domain.Definition) 
 	if err != nil {
 		return nil, err
 	}
-	if err := g.Bounded(sc, after); err != nil {
+	if err := g.ReserveQuota(sc, after); err != nil {
 		return nil, err
 	}
 	if err := provision.CheckPins(g.Reg, before, after); err != nil {
@@ -71,16 +71,16 @@ func planTune(g *machine.Guest, sc scope.Scope, change func(*domain.Definition) 
 	return UpdateWith(g, &UpdateOp{}, after, config)
 }
 
-// retuneBack reverts the parts of a change that were applied before another part was refused.
-func retuneBack(ctx context.Context, r *machine.Instance, before, after *domain.Definition) {
-	err := retune(ctx, r.Reg, r, after, before)
+// revertTuning reverts the parts of a change that were applied before another part was refused.
+func revertTuning(ctx context.Context, r *machine.Instance, before, after *domain.Definition) {
+	err := applyTuning(ctx, r.Reg, r, after, before)
 	if err != nil && !fault.Is(err, fault.WrongState) { // WrongState: the host lacks the limited resource
 		r.Log.Warn("cannot revert a part of a refused change; it stays in force until the guest ends", "error", err)
 	}
 }
 
-// retune applies the differences between two definitions to the running guest.
-func retune(ctx context.Context, r *machine.Registry, run *machine.Instance, before, after *domain.Definition) error {
+// applyTuning applies the differences between two definitions to the running guest.
+func applyTuning(ctx context.Context, r *machine.Registry, run *machine.Instance, before, after *domain.Definition) error {
 	absent, err := r.Cgroups.Guest(run.UUID).Apply(changedLimits(r, provision.Limits(before), provision.Limits(after)))
 	if err != nil {
 		return err
@@ -147,8 +147,8 @@ const defaultWeightV1 = 500
 
 const defaultWeightV2 = 100
 
-// UsualWeights returns the default weights of a guest, for CPUs and for disk I/O.
-func UsualWeights(r *machine.Registry) (shares, weight uint64) {
+// DefaultWeights returns the default weights of a guest, for CPUs and for disk I/O.
+func DefaultWeights(r *machine.Registry) (shares, weight uint64) {
 	if r.Cgroups.Version() == 2 {
 		return defaultSharesV2, defaultWeightV2
 	}
@@ -157,15 +157,15 @@ func UsualWeights(r *machine.Registry) (shares, weight uint64) {
 
 // changedLimits returns the limits that differ. A removed limit becomes the kernel's default.
 func changedLimits(r *machine.Registry, before, after kernel.Limits) kernel.Limits {
-	shares, weight := UsualWeights(r)
+	shares, weight := DefaultWeights(r)
 	changed := kernel.Limits{
-		CPUShares:   moved(before.CPUShares, after.CPUShares, shares),
-		CPUPeriod:   moved(before.CPUPeriod, after.CPUPeriod, provision.DefaultPeriod),
-		CPUQuota:    moved(before.CPUQuota, after.CPUQuota, kernel.Unlimited),
-		MemoryHard:  moved(before.MemoryHard, after.MemoryHard, kernel.Unlimited),
-		MemorySoft:  moved(before.MemorySoft, after.MemorySoft, kernel.Unlimited),
-		MemorySwap:  moved(before.MemorySwap, after.MemorySwap, kernel.Unlimited),
-		BlockWeight: moved(before.BlockWeight, after.BlockWeight, weight),
+		CPUShares:   changedLimit(before.CPUShares, after.CPUShares, shares),
+		CPUPeriod:   changedLimit(before.CPUPeriod, after.CPUPeriod, provision.DefaultPeriod),
+		CPUQuota:    changedLimit(before.CPUQuota, after.CPUQuota, kernel.Unlimited),
+		MemoryHard:  changedLimit(before.MemoryHard, after.MemoryHard, kernel.Unlimited),
+		MemorySoft:  changedLimit(before.MemorySoft, after.MemorySoft, kernel.Unlimited),
+		MemorySwap:  changedLimit(before.MemorySwap, after.MemorySwap, kernel.Unlimited),
+		BlockWeight: changedLimit(before.BlockWeight, after.BlockWeight, weight),
 	}
 	if after.Cells != nil && (before.Cells == nil || !after.Cells.Equal(*before.Cells)) {
 		changed.Cells = after.Cells
@@ -173,8 +173,8 @@ func changedLimits(r *machine.Registry, before, after kernel.Limits) kernel.Limi
 	return changed
 }
 
-// moved returns the new value of a limit, or none's value if it was removed. Nil: it is unchanged.
-func moved(before, after *uint64, none uint64) *uint64 {
+// changedLimit returns the new value of a limit, or none's value if it was removed. Nil: it is unchanged.
+func changedLimit(before, after *uint64, none uint64) *uint64 {
 	switch {
 	case before == nil && after == nil, before != nil && after != nil && *before == *after:
 		return nil
@@ -198,8 +198,8 @@ func findBlock(ctx context.Context, s *qmp.Session, d *device.Disk) (*statistics
 	return nil, fault.New(fault.NotFound, fault.Device, "QEMU has no disk %s", d.Target)
 }
 
-// settings lists the differences between two definitions, by libvirt's names.
-func settings(before, after *domain.Definition) []event.Setting {
+// changedSettings lists the differences between two definitions, by libvirt's names.
+func changedSettings(before, after *domain.Definition) []event.Setting {
 	var changed []event.Setting
 	unsigned := func(name string, was, is uint64) {
 		if was != is {

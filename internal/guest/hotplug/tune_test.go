@@ -15,7 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-func TestLimitsThatDiffer(t *testing.T) {
+func TestChangedLimits(t *testing.T) {
 	r := &machine.Registry{Config: machine.Config{Cgroups: kernel.OpenCgroups(kernel.At(t.TempDir()), "")}}
 	before := &domain.Definition{
 		Tune: domain.CPUTune{Shares: 512, GlobalQuota: 50000}, MemTune: domain.MemTune{HardLimit: 1 << 30, SoftLimit: 1 << 20},
@@ -40,12 +40,12 @@ func TestLimitsThatDiffer(t *testing.T) {
 	}
 }
 
-func TestChangedSettingsAreNamed(t *testing.T) {
+func TestChangedSettings_Names(t *testing.T) {
 	disk := &device.Disk{Info: device.Info{Alias: "virtio-disk0"}, Target: "vda"}
 	before := &domain.Definition{Devices: device.Set{Disks: []*device.Disk{disk}}}
 	after := before.Clone()
 	after.Tune.Quota, after.Tune.Shares = -1, 7
-	got := settings(before, after)
+	got := changedSettings(before, after)
 	want := []event.Setting{{Name: "cputune.cpu_shares", Value: uint64(7)}, {Name: "cputune.vcpu_quota", Value: int64(-1)}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -53,7 +53,7 @@ func TestChangedSettingsAreNamed(t *testing.T) {
 	after = before.Clone()
 	after.Devices.Disks[0].Tune = &device.IOTune{ReadIOPS: 9, Group: "slow"}
 	said := map[string]any{}
-	for _, s := range settings(before, after) {
+	for _, s := range changedSettings(before, after) {
 		said[s.Name] = s.Value
 	}
 	if said["blkdeviotune.disk"] != "virtio-disk0" || said["blkdeviotune.read_iops_sec"] != uint64(9) || said["blkdeviotune.group_name"] != "slow" {
@@ -61,7 +61,7 @@ func TestChangedSettingsAreNamed(t *testing.T) {
 	}
 }
 
-func TestDevicesAreFoundByWhatNamesThem(t *testing.T) {
+func TestFindMatching_Names(t *testing.T) {
 	at := func(slot uint) device.Info { return device.Info{Address: device.PCI{Bus: slot}} }
 	set := &device.Set{
 		Disks: []*device.Disk{{Info: at(1), Target: "vda"}, {Info: at(2), Target: "vdb"}},
@@ -84,7 +84,7 @@ func TestDevicesAreFoundByWhatNamesThem(t *testing.T) {
 		"an RNG that is not said well enough": {like: &device.RNG{Backend: "random"}, fails: fault.Invalid},
 		"an RNG that its address tells apart": {like: &device.RNG{Info: at(6), Backend: "random"}, want: set.RNGs[0]},
 	} {
-		got, err := machine.FindLike(set, c.like)
+		got, err := machine.FindMatching(set, c.like)
 		if c.want == nil {
 			if !fault.Is(err, c.fails) {
 				t.Errorf("%s: %v, want %v", name, err, c.fails)
@@ -97,7 +97,7 @@ func TestDevicesAreFoundByWhatNamesThem(t *testing.T) {
 	}
 }
 
-func TestDisksAsAnAgentKnowsThem(t *testing.T) {
+func TestTargetName_AgentDisk(t *testing.T) {
 	def := &domain.Definition{Devices: device.Set{Disks: []*device.Disk{
 		{Info: device.Info{Address: device.PCI{Bus: 4}}, Target: "vda", Bus: "virtio"},
 		{Info: device.Info{Address: device.Drive{Target: 2, Unit: 1}}, Target: "sda", Bus: "scsi"},
@@ -118,11 +118,11 @@ func TestDisksAsAnAgentKnowsThem(t *testing.T) {
 }
 
 // Promise: X10
-func TestWhatAGuestTellsIsCut(t *testing.T) {
-	if got := provision.Told("a\x00b\xff\x1b\u009b\n"); got != "ab?" {
+func TestPrintable(t *testing.T) {
+	if got := provision.Printable("a\x00b\xff\x1b\u009b\n"); got != "ab?" {
 		t.Errorf("got %q", got)
 	}
-	if got := provision.Told(strings.Repeat("x", 1<<20)); len(got) != provision.MaxTold {
+	if got := provision.Printable(strings.Repeat("x", 1<<20)); len(got) != provision.MaxPrintable {
 		t.Errorf("%d bytes are passed on", len(got))
 	}
 }

@@ -54,7 +54,7 @@ func (u *UpdateOp) Steps() []operation.Step {
 		define.Decisive = true
 		return []operation.Step{define}
 	}
-	return []operation.Step{{Name: "tell", Effect: operation.Process, Decisive: true, Do: u.tell}, define}
+	return []operation.Step{{Name: "tell", Effect: operation.Process, Decisive: true, Do: u.apply}, define}
 }
 
 // Opened implements operation.Opener.
@@ -82,7 +82,7 @@ func (u *UpdateOp) Opened(op *operation.Operation) (err error) {
 func UpdateWith(g *machine.Guest, u *UpdateOp, after, config *domain.Definition) (_ machine.Work, err error) {
 	r := g.Instance
 	u.R, u.first, u.NextActive, u.ofActive, u.OfActive = r, true, after, r.Definition, r.XML
-	if u.Active, err = r.Text(after); err != nil {
+	if u.Active, err = r.FormatForRecord(after); err != nil {
 		return nil, err
 	}
 	if config != nil {
@@ -101,8 +101,8 @@ func UpdateWith(g *machine.Guest, u *UpdateOp, after, config *domain.Definition)
 	}, nil
 }
 
-// tell applies the differences in QEMU and on the host. A change that they refuse is not defined.
-func (u *UpdateOp) tell(ctx context.Context) error {
+// apply applies the differences in QEMU and on the host. A change that they refuse is not defined.
+func (u *UpdateOp) apply(ctx context.Context) error {
 	s, err := u.R.Monitor()
 	if err != nil {
 		return err
@@ -112,8 +112,8 @@ func (u *UpdateOp) tell(ctx context.Context) error {
 		return err
 	}
 	after := before.Clone()
-	u.takenBy(after)
-	err = u.carryOut(ctx, s, before, after)
+	u.applyTo(after)
+	err = u.applyDifferences(ctx, s, before, after)
 	u.first = false
 	if err == nil || machine.NoAnswer(err) {
 		return err
@@ -121,7 +121,7 @@ func (u *UpdateOp) tell(ctx context.Context) error {
 	u.refused = true
 	if u.have > 0 { // some of the vCPUs may have been attached
 		_ = u.R.InLoop(context.WithoutCancel(ctx), func(g *machine.Guest) error {
-			g.SetActive(u.count)
+			g.SetActive(u.recordVCPUs)
 			g.WriteActive()
 			return nil
 		})
@@ -129,12 +129,12 @@ func (u *UpdateOp) tell(ctx context.Context) error {
 	return operation.Final(err)
 }
 
-// carryOut applies the differences between two definitions.
-func (u *UpdateOp) carryOut(ctx context.Context, s *qmp.Session, before, after *domain.Definition) error {
+// applyDifferences applies the differences between two definitions.
+func (u *UpdateOp) applyDifferences(ctx context.Context, s *qmp.Session, before, after *domain.Definition) error {
 	r := u.R
-	if err := retune(ctx, r.Reg, r, before, after); err != nil {
+	if err := applyTuning(ctx, r.Reg, r, before, after); err != nil {
 		if !machine.NoAnswer(err) {
-			retuneBack(ctx, r, before, after)
+			revertTuning(ctx, r, before, after)
 		}
 		return err
 	}
@@ -148,11 +148,11 @@ func (u *UpdateOp) carryOut(ctx context.Context, s *qmp.Session, before, after *
 			return err
 		}
 	}
-	return u.plug(ctx, s, after)
+	return u.setVCPUs(ctx, s, after)
 }
 
-// plug attaches or detaches vCPUs. The guest is asked to release vCPUs only once.
-func (u *UpdateOp) plug(ctx context.Context, s *qmp.Session, after *domain.Definition) (err error) {
+// setVCPUs attaches or detaches vCPUs. The guest is asked to release vCPUs only once.
+func (u *UpdateOp) setVCPUs(ctx context.Context, s *qmp.Session, after *domain.Definition) (err error) {
 	if u.VCPUs == 0 || !u.first && u.VCPUs >= after.VCPUs.Current {
 		return nil
 	}
@@ -163,16 +163,16 @@ func (u *UpdateOp) plug(ctx context.Context, s *qmp.Session, after *domain.Defin
 	return provision.SettleVCPUs(ctx, u.R.Reg, s, u.R, after)
 }
 
-// takenBy applies the change to a running definition.
-func (u *UpdateOp) takenBy(d *domain.Definition) {
-	machine.TakeSettings(d, u.ofActive, u.NextActive)
+// applyTo applies the change to a running definition.
+func (u *UpdateOp) applyTo(d *domain.Definition) {
+	machine.MergeSettings(d, u.ofActive, u.NextActive)
 	if u.VCPUs != 0 { // a resync may have changed the number
 		d.VCPUs.Current = min(u.NextActive.VCPUs.Current, d.VCPUs.Max)
 	}
 }
 
-// count records how many vCPUs there are. QEMU may report more than the maximum.
-func (u *UpdateOp) count(d *domain.Definition) {
+// recordVCPUs records how many vCPUs there are. QEMU may report more than the maximum.
+func (u *UpdateOp) recordVCPUs(d *domain.Definition) {
 	if u.have > 0 {
 		d.VCPUs.Current = min(u.have, d.VCPUs.Max)
 	}
@@ -185,35 +185,35 @@ func (u *UpdateOp) define(ctx context.Context) error {
 		return nil
 	}
 	return u.R.InLoop(ctx, func(g *machine.Guest) error {
-		err := u.follow(u.op.Scope(), g)
+		err := u.updateStored(u.op.Scope(), g)
 		if err == nil || u.Words == nil {
-			u.note(g)
+			u.updateActive(g)
 		}
 		return err
 	})
 }
 
-// follow applies the change to the stored definition. It runs in the loop.
-func (u *UpdateOp) follow(sc scope.Scope, g *machine.Guest) error {
+// updateStored applies the change to the stored definition. It runs in the loop.
+func (u *UpdateOp) updateStored(sc scope.Scope, g *machine.Guest) error {
 	if u.config == nil {
 		return nil
 	}
 	return provision.FollowOnce(g, sc, u.op.ID(), func(config *domain.Definition) (*domain.Definition, error) {
-		machine.TakeSettings(config, u.ofConfig, u.config)
+		machine.MergeSettings(config, u.ofConfig, u.config)
 		return config, nil
 	})
 }
 
-// note applies the change to the running definition. It runs in the loop.
-func (u *UpdateOp) note(g *machine.Guest) {
+// updateActive applies the change to the running definition. It runs in the loop.
+func (u *UpdateOp) updateActive(g *machine.Guest) {
 	before := g.Instance.Definition
 	g.SetActive(func(d *domain.Definition) {
-		u.takenBy(d)
-		u.count(d)
+		u.applyTo(d)
+		u.recordVCPUs(d)
 	})
 	g.State.Policy = machine.Policy(g.Instance.Definition)
 	g.WriteActive()
-	if changed := settings(before, g.Instance.Definition); len(changed) > 0 {
+	if changed := changedSettings(before, g.Instance.Definition); len(changed) > 0 {
 		g.Announce(event.DomainTunable{Settings: changed})
 	}
 	if u.Words != nil {
@@ -236,7 +236,7 @@ func Update(ctx context.Context, g *machine.Guest, sc scope.Scope, doc string, a
 		config := g.Inactive.Clone()
 		return config, updateIn(&config.Devices, dev)
 	}, func(config *domain.Definition) (machine.Work, error) {
-		if err := provision.SetLivePathPolicy(g, sc, dev); err != nil {
+		if err := provision.SetDevicePathLimits(g, sc, dev); err != nil {
 			return nil, err
 		}
 		return planUpdate(g, dev, config, force)
@@ -246,7 +246,7 @@ func Update(ctx context.Context, g *machine.Guest, sc scope.Scope, doc string, a
 // planUpdate plans to change a device of the running guest in place.
 func planUpdate(g *machine.Guest, dev device.Device, config *domain.Definition, force bool) (machine.Work, error) {
 	r := g.Instance
-	before, err := machine.FindLike(&r.Definition.Devices, dev)
+	before, err := machine.FindMatching(&r.Definition.Devices, dev)
 	if err != nil {
 		return nil, err
 	}

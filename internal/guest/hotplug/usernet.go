@@ -17,15 +17,15 @@ import (
 // because the next daemon may have to end the program.
 func serveUserNetwork(ctx context.Context, r *machine.Registry, sc scope.Scope, a *AttachOp, n *device.NIC) error {
 	run, p := a.R, a.Plan
-	user, err := r.Quarters.Users.Take(run.UUID)
+	user, err := r.Isolation.Users.Take(run.UUID)
 	if err != nil {
 		return err
 	}
 	a.NIC = &machine.HeldNIC{Alias: n.Alias, User: &user}
 	serving, end := context.WithCancelCause(r.Life)
-	a.what, a.release = a.NIC.What(), func(context.Context) error {
+	a.what, a.release = a.NIC.ReleaseName(), func(context.Context) error {
 		end(nil)
-		return r.Quarters.Users.Free(user)
+		return r.Isolation.Users.Free(user)
 	}
 	if err := a.op.Save(); err != nil {
 		return err

@@ -14,33 +14,33 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 )
 
-// Slot is a slot for a vCPU, as QEMU names it.
-type Slot struct {
+// VCPUSlot is a slot for a vCPU, as QEMU names it.
+type VCPUSlot struct {
 	Type  string
 	Props map[string]any
 	Path  string `json:"qom-path"` // empty: the slot is free
 }
 
-// QuerySlots lists the slots for vCPUs in the order of their use.
-func QuerySlots(ctx context.Context, s *qmp.Session) ([]Slot, error) {
-	var slots []Slot
+// QueryVCPUSlots lists the slots for vCPUs in the order of their use.
+func QueryVCPUSlots(ctx context.Context, s *qmp.Session) ([]VCPUSlot, error) {
+	var slots []VCPUSlot
 	if err := s.Execute(ctx, "query-hotpluggable-cpus", nil, &slots); err != nil {
 		return nil, err
 	}
-	slices.SortFunc(slots, func(a, b Slot) int {
+	slices.SortFunc(slots, func(a, b VCPUSlot) int {
 		return cmp.Or(compareProp(a, b, "socket-id"), compareProp(a, b, "die-id"), compareProp(a, b, "core-id"), compareProp(a, b, "thread-id"))
 	})
 	return slots, nil
 }
 
-func compareProp(a, b Slot, name string) int {
+func compareProp(a, b VCPUSlot, name string) int {
 	x, _ := a.Props[name].(float64)
 	y, _ := b.Props[name].(float64)
 	return cmp.Compare(x, y)
 }
 
-// Filled counts the slots that have a processor.
-func Filled(slots []Slot) (n uint) {
+// CountVCPUs counts the slots that have a processor.
+func CountVCPUs(slots []VCPUSlot) (n uint) {
 	for _, sl := range slots {
 		if sl.Path != "" {
 			n++
@@ -52,14 +52,14 @@ func Filled(slots []Slot) (n uint) {
 // plugVCPUs attaches or detaches vCPUs until there are n. It returns how many there are then, also on
 // failure. 0: unknown.
 func plugVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
-	slots, err := QuerySlots(ctx, s)
+	slots, err := QueryVCPUSlots(ctx, s)
 	if err != nil {
 		return 0, err
 	}
-	if have := Filled(slots); have > n {
+	if have := CountVCPUs(slots); have > n {
 		return unplugVCPUs(ctx, s, slots, n)
 	}
-	have := Filled(slots)
+	have := CountVCPUs(slots)
 	for i := 0; i < len(slots) && have < n; i++ {
 		if slots[i].Path != "" {
 			continue
@@ -79,8 +79,8 @@ func plugVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 }
 
 // unplugVCPUs asks the guest to release vCPUs until n are left, and waits at most detachPatience.
-func unplugVCPUs(ctx context.Context, s *qmp.Session, slots []Slot, n uint) (uint, error) {
-	have := Filled(slots)
+func unplugVCPUs(ctx context.Context, s *qmp.Session, slots []VCPUSlot, n uint) (uint, error) {
+	have := CountVCPUs(slots)
 	asked := have
 	for i := len(slots) - 1; i > 0 && asked > n; i-- {
 		id, hot := strings.CutPrefix(slots[i].Path, "/machine/peripheral/")
@@ -109,11 +109,11 @@ func awaitVCPUs(ctx context.Context, s *qmp.Session, n uint) (uint, error) {
 	again := time.NewTicker(slotInterval)
 	defer again.Stop()
 	for {
-		slots, err := QuerySlots(ctx, s)
+		slots, err := QueryVCPUSlots(ctx, s)
 		if err != nil {
 			return 0, err
 		}
-		have := Filled(slots)
+		have := CountVCPUs(slots)
 		if have <= n {
 			return have, nil
 		}

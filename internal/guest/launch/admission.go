@@ -15,9 +15,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// within runs steps in order, all of them within limit (0: no limit). It also ends, between two steps, when
+// runSteps runs steps in order, all of them within limit (0: no limit). It also ends, between two steps, when
 // ctx does.
-func within(ctx context.Context, limit time.Duration, steps ...func(context.Context) error) error {
+func runSteps(ctx context.Context, limit time.Duration, steps ...func(context.Context) error) error {
 	if limit > 0 {
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeoutCause(ctx, limit, fault.New(fault.Timeout, fault.Domain, "it did not complete within %v", limit))
@@ -55,7 +55,7 @@ func (l *Launch) runAdmitted(ctx context.Context) error {
 	}
 	var o resources.LaunchOutcome
 	defer func() { release(o) }()
-	if err := within(ctx, machine.StartLimit, l.runQEMU, l.connectMonitor); err != nil {
+	if err := runSteps(ctx, machine.StartLimit, l.runQEMU, l.connectMonitor); err != nil {
 		return err
 	}
 	o.PID = l.Instance.PID
@@ -86,7 +86,7 @@ func (l *Launch) checkHost(context.Context) error {
 // checkLocked refuses a guest if its memory cannot be locked because the daemon's own limit is too low.
 func (l *Launch) checkLocked() error {
 	def := l.Instance.Definition
-	if !def.Backing.Locked || l.Guest.Reg.Quarters == nil {
+	if !def.Backing.Locked || l.Guest.Reg.Isolation == nil {
 		return nil
 	}
 	var own unix.Rlimit
@@ -94,13 +94,13 @@ func (l *Launch) checkLocked() error {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot tell how much memory may be locked")
 	}
 	if own.Max < def.Memory || def.MemTune.HardLimit != 0 && def.MemTune.HardLimit < def.Memory {
-		return l.tooLittleLocked()
+		return l.memlockError()
 	}
 	return nil
 }
 
-// tooLittleLocked returns an error that says why the guest's memory cannot be locked, and what to do.
-func (l *Launch) tooLittleLocked() error {
+// memlockError returns an error that says why the guest's memory cannot be locked, and what to do.
+func (l *Launch) memlockError() error {
 	def := l.Instance.Definition
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &own); err == nil && own.Max < min(provision.MaxLocked(def), 2*def.Memory+provision.LockedBeside) {

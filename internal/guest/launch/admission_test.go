@@ -13,7 +13,7 @@ import (
 
 // What a start asks of the host's memory: a guest that is loaded from an image
 // touches its memory even if it stays paused, and locked memory is taken at once.
-func TestWhatAStartAsksOfTheHost(t *testing.T) {
+func TestStartRequest(t *testing.T) {
 	def := &domain.Definition{Name: "n", UUID: "u", Memory: 1 << 30}
 	locked := def.Clone()
 	locked.Backing.Locked = true

@@ -12,8 +12,8 @@ import (
 func (l *Launch) makeGroup(ctx context.Context) error {
 	group := l.Guest.Reg.Cgroups.Guest(l.Instance.UUID)
 	run := l.Instance
-	run.Hold("sockets", func(ctx context.Context) error { return provision.RemoveSockets(ctx, run) })
-	run.Hold("control group", group.Clear) // it may have been made in part
+	run.PushRelease("sockets", func(ctx context.Context) error { return provision.RemoveSockets(ctx, run) })
+	run.PushRelease("control group", group.Clear) // it may have been made in part
 	if err := group.Create(); err != nil {
 		return err
 	}
@@ -25,13 +25,13 @@ func (l *Launch) makeGroup(ctx context.Context) error {
 		return err
 	}
 	provision.WarnAbsent(l.Instance, absent)
-	return l.boundQEMU(ctx, group)
+	return l.limitQEMU(ctx, group)
 }
 
-// boundQEMU limits the number of QEMU's threads, its huge pages and the devices it may open. On a host
+// limitQEMU limits the number of QEMU's threads, its huge pages and the devices it may open. On a host
 // without the pids controller the process limit (RLIMIT_NPROC) of its user takes its place. On a host
 // without the devices controller the sandbox does, which has no other device nodes.
-func (l *Launch) boundQEMU(ctx context.Context, group *kernel.Group) error {
+func (l *Launch) limitQEMU(ctx context.Context, group *kernel.Group) error {
 	if l.Instance.User == nil {
 		return nil
 	}

@@ -6,10 +6,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/event"
 )
 
-// mayLack reports whether a start may continue without the source of a device with that startup policy. A
+// mayStartWithout reports whether a start may continue without the source of a device with that startup policy. A
 // guest restored from an image has the device in its state, so it must find a disk, or else the start
 // fails.
-func (l *Launch) mayLack(policy string, removable bool) bool {
+func (l *Launch) mayStartWithout(policy string, removable bool) bool {
 	booted := l.From == nil
 	return policy == "optional" && (booted || removable) || policy == "requisite" && !booted && removable
 }

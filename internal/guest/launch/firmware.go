@@ -57,7 +57,7 @@ func keepsVariables(o *domain.OS) bool {
 // pickFirmware picks the first of the host's images that fits the definition, in the order of the names of
 // their descriptions, as libvirt does. Where the definition asks for nothing, this order decides.
 func pickFirmware(def *domain.Definition, all []resources.Firmware) error {
-	asked := askedOfFirmware(def)
+	asked := firmwareRequestOf(def)
 	for _, f := range all {
 		if asked.fits(&f) {
 			takeFirmware(def, &f)
@@ -68,8 +68,8 @@ func pickFirmware(def *domain.Definition, all []resources.Firmware) error {
 		"this host has no UEFI firmware for machine %s%s; ask for less, or install firmware that has it (package ovmf)", def.OS.Machine, asked)
 }
 
-// askedFirmware is what a definition asks of the firmware that is picked for it.
-type askedFirmware struct {
+// firmwareRequest is what a definition asks of the firmware that is picked for it.
+type firmwareRequest struct {
 	arch, machine string
 	features      []domain.FirmwareFeature // each is "yes" or "no"
 	kind          string                   // rom, pflash; empty: either
@@ -81,9 +81,9 @@ type askedFirmware struct {
 	sleepToDisk   bool
 }
 
-func askedOfFirmware(def *domain.Definition) *askedFirmware {
+func firmwareRequestOf(def *domain.Definition) *firmwareRequest {
 	o := &def.OS
-	return &askedFirmware{
+	return &firmwareRequest{
 		arch: o.Arch, machine: o.Machine, features: o.FirmwareFeatures, kind: o.Loader.Type,
 		code: o.Loader.Format, vars: o.NVRAM.Format, secure: o.Loader.Secure,
 		smm: def.Features.SMM, stateless: o.Loader.Stateless == device.On,
@@ -92,7 +92,7 @@ func askedOfFirmware(def *domain.Definition) *askedFirmware {
 }
 
 // fits reports whether the firmware has everything that is asked for.
-func (a *askedFirmware) fits(f *resources.Firmware) bool {
+func (a *firmwareRequest) fits(f *resources.Firmware) bool {
 	for _, feature := range a.features {
 		if f.Has(feature.Name) != (feature.Enabled == device.On) {
 			return false
@@ -113,7 +113,7 @@ func (a *askedFirmware) fits(f *resources.Firmware) bool {
 }
 
 // String lists the requested properties, by their place in the definition.
-func (a *askedFirmware) String() string {
+func (a *firmwareRequest) String() string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	for _, f := range a.features {
@@ -245,7 +245,7 @@ func (l *Launch) makeNVRAM(ctx context.Context) error {
 	}
 	err = copyTemplate(ctx, l.Sc, &o.NVRAM)
 	l.Instance.MadeNVRAM = err == nil && !there
-	return fault.Wrap(err, machine.Failure(err), fault.Host, "cannot make the guest's UEFI variables")
+	return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot make the guest's UEFI variables")
 }
 
 // checkTemplate refuses to make variables without a template, or on a block device.
@@ -268,8 +268,8 @@ func DropHalfNVRAM(ctx context.Context, sc scope.Scope, r *machine.Instance) {
 		return
 	}
 	held := sc.FoldersFor(path)
-	if err := fsguard.Run(ctx, path, func() error { return machine.RemoveNamed(savestate.Partial(path), held) }); err != nil {
-		r.Log.Warn("cannot remove an incomplete file of UEFI variables", "path", savestate.Partial(path), "error", err)
+	if err := fsguard.Run(ctx, path, func() error { return machine.RemoveIfExists(savestate.PartialPath(path), held) }); err != nil {
+		r.Log.Warn("cannot remove an incomplete file of UEFI variables", "path", savestate.PartialPath(path), "error", err)
 	}
 }
 

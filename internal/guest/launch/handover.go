@@ -20,7 +20,7 @@ import (
 // takeUser gives the guest a user and a directory that this user owns.
 func (l *Launch) takeUser(context.Context) error {
 	r := l.Guest.Reg
-	if r.Quarters == nil {
+	if r.Isolation == nil {
 		return nil
 	}
 	if l.Instance.User == nil { // a prepared QEMU has a user already
@@ -29,7 +29,7 @@ func (l *Launch) takeUser(context.Context) error {
 			return err
 		}
 		l.Instance.User = &user
-		if err := provision.MakeOwn(l.Instance.Dir, user); err != nil {
+		if err := provision.MakeOwnDir(l.Instance.Dir, user); err != nil {
 			return err
 		}
 	}
@@ -45,7 +45,7 @@ func (l *Launch) ReadBack(ctx context.Context) error {
 		return err
 	}
 	console.SetPTYs(l.Instance.Definition, ptys)
-	return l.describe()
+	return l.updateRecordedXML()
 }
 
 // unlock opens the image of an encrypted disk in QEMU.

@@ -16,12 +16,12 @@ func (l *Launch) CheckHostDevices(context.Context) error {
 	devices := slices.Clone(l.Instance.Definition.Devices.HostDevices)
 	for _, d := range devices {
 		if at := hotplug.PCIFunction(d); at != nil {
-			if err := hotplug.HoldClaim(l.Guest.Reg, l.Instance, *at); err != nil {
+			if err := hotplug.ClaimUntilEnd(l.Guest.Reg, l.Instance, *at); err != nil {
 				return err
 			}
 		}
-		taken, err := provision.FindHostDevice(l.Guest.Reg, l.Instance.UUID, d, devices)
-		if missing := (*provision.Absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, true) {
+		taken, err := provision.CheckHostDevice(l.Guest.Reg, l.Instance.UUID, d, devices)
+		if missing := (*provision.Absence)(nil); errors.As(err, &missing) && l.mayStartWithout(d.StartupPolicy, true) {
 			l.Instance.Definition.Devices.Remove(d)
 			l.Instance.Log.Warn("USB device missing; guest starts without it", "cause", err)
 			continue
@@ -39,7 +39,7 @@ func (l *Launch) CheckHostDevices(context.Context) error {
 // takeHostDevices takes the devices in the record's Taken from their drivers.
 func (l *Launch) takeHostDevices(ctx context.Context) error {
 	for _, at := range l.Instance.Taken {
-		hotplug.HoldDevice(l.Guest.Reg, l.Instance, at)
+		hotplug.ReturnAtEnd(l.Guest.Reg, l.Instance, at)
 		if err := l.Guest.Reg.Kernel.TakePCI(ctx, at); err != nil {
 			return err
 		}

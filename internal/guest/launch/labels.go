@@ -16,7 +16,7 @@ import (
 // takeLabel gives the guest a label of its own if the host enforces labels.
 func (l *Launch) takeLabel(context.Context) error {
 	r := l.Guest.Reg
-	w, on, err := provision.WishOf(r, l.Instance.Definition)
+	w, on, err := provision.LabelRequest(r, l.Instance.Definition)
 	if err != nil || !on {
 		return err
 	}
@@ -26,7 +26,7 @@ func (l *Launch) takeLabel(context.Context) error {
 	}
 	labels := provision.NewLabels(r, l.Instance.UUID, named, l.Instance.Log)
 	l.Instance.Labels = labels
-	l.Instance.Hold("label", labels.End)
+	l.Instance.PushRelease("label", labels.End)
 	provision.ShowLabels(l.Instance, named)
 	l.Instance.Isolation = append(l.Instance.Isolation, provision.LabelBarrier(r))
 	if named.Own == "" {
@@ -46,9 +46,9 @@ func (l *Launch) labelFiles(ctx context.Context) error {
 	if labels == nil || labels.Model != seclabel.SELinux {
 		return nil
 	}
-	var all []filelabel.Loan
+	var all []filelabel.FileLabel
 	for _, d := range l.Instance.Definition.Devices.Disks {
-		all = append(all, labels.DiskWants(d, l.plan.Disks[d.Alias])...)
+		all = append(all, labels.DiskLabels(d, l.plan.Disks[d.Alias])...)
 	}
 	code := l.Instance.Definition.OS.Loader
 	for path, f := range l.plan.Files {
@@ -56,12 +56,12 @@ func (l *Launch) labelFiles(ctx context.Context) error {
 		if path == code.Path && code.ReadOnly != device.Off {
 			need = labels.Content
 		}
-		if !filelabel.OfTheHost(path) {
-			all = append(all, filelabel.Loan{File: f, Label: need, By: ""})
+		if !filelabel.IsHostFile(path) {
+			all = append(all, filelabel.FileLabel{File: f, Label: need, By: ""})
 		}
 	}
 	if l.From != nil {
-		all = append(all, filelabel.Loan{File: l.From.File, Label: labels.Content, By: ""})
+		all = append(all, filelabel.FileLabel{File: l.From.File, Label: labels.Content, By: ""})
 	}
 	for _, path := range provision.ReadFiles(l.Instance.Definition) {
 		f, err := machine.OpenNamed(ctx, l.Sc, path, os.O_RDONLY)
@@ -69,11 +69,11 @@ func (l *Launch) labelFiles(ctx context.Context) error {
 			continue // the code that shows the file reports the error
 		}
 		defer f.Close()
-		all = append(all, filelabel.Loan{File: f, Label: labels.Content, By: ""})
+		all = append(all, filelabel.FileLabel{File: f, Label: labels.Content, By: ""})
 	}
 	if log, err := provision.AppendLog(l.Guest.Reg, l.Instance.Definition.Name); err == nil { // otherwise it starts without a log
 		defer log.Close()
-		all = append(all, filelabel.Loan{File: log, Label: labels.Own, By: ""})
+		all = append(all, filelabel.FileLabel{File: log, Label: labels.Own, By: ""})
 	}
 	remarks, err := labels.Lend(ctx, all)
 	l.Instance.Messages = append(l.Instance.Messages, remarks...)

@@ -27,8 +27,8 @@ type Launch struct {
 	// process.
 	prepared *machine.PreparedQEMU
 	Sc       scope.Scope // with the folders that were recorded for the guest's files
-	// resumed says that QEMU was told to resume the vCPUs of a restored guest.
-	resumed bool
+	// usedPrepared says that QEMU was told to resume the vCPUs of a restored guest.
+	usedPrepared bool
 }
 
 // Unwind ends the processes of a failed start and releases its resources. It has a time limit of its own.
@@ -37,7 +37,7 @@ func (l *Launch) Unwind(ctx context.Context, sc scope.Scope) {
 	defer stop()
 	l.closeFiles()
 	s := l.Instance.Session.Load()
-	if s != nil && !l.resumed { // otherwise the last events still count
+	if s != nil && !l.usedPrepared { // otherwise the last events still count
 		s.Close()
 	}
 	if l.prepared != nil {
@@ -53,28 +53,28 @@ func (l *Launch) Unwind(ctx context.Context, sc scope.Scope) {
 			l.Instance.Log.Error("process of a failed start does not end", "pid", l.Instance.PID)
 		}
 	}
-	if l.resumed {
-		l.Instance.Ran = hasResumed(l.Instance)
+	if l.usedPrepared {
+		l.Instance.VCPUsRan = hasResumed(l.Instance)
 		s.Close()
 	}
 	if l.From != nil { // this may take long; a daemon that ends here would leave an image without an owner
 		_ = l.Guest.Change(ctx, sc, "", func() error { savestate.SettleImage(l.Guest, l.Instance); return nil })
 	}
 	_ = l.Instance.ReleaseAll(ctx) // each failure has been logged
-	l.Guest.Reg.GiveBackLater(l.Instance)
+	l.Guest.Reg.RetryReleases(l.Instance)
 	if l.Guest.View().Inactive == nil {
-		dropMadeNVRAM(l.Guest.Reg, &l.Instance.InstanceRecord, l.Instance.Definition, l.Instance.Log)
+		dropMadeNVRAM(l.Guest.Reg, &l.Instance.RunRecord, l.Instance.Definition, l.Instance.Log)
 	}
 }
 
 // makeDirectory makes the run directory, or takes over that of a prepared QEMU.
 func (l *Launch) makeDirectory(ctx context.Context) error {
-	if err := provision.Clear(ctx, l.Guest.Reg, l.Instance.Dir); err != nil {
+	if err := provision.ClearRunDir(ctx, l.Guest.Reg, l.Instance.Dir); err != nil {
 		return err
 	}
 	provision.HoldUser(l.Guest.Reg, l.Instance)
-	l.Instance.Hold("run directory", l.Instance.RemoveDir)
-	if entered, err := l.enterPrepared(ctx); entered || err != nil {
+	l.Instance.PushRelease("run directory", l.Instance.RemoveDir)
+	if entered, err := l.usePreparedDir(ctx); entered || err != nil {
 		return err
 	}
 	if err := os.Mkdir(l.Instance.Dir, 0o700); err != nil {
@@ -84,19 +84,19 @@ func (l *Launch) makeDirectory(ctx context.Context) error {
 	return nil
 }
 
-// journal writes the instance record before the start makes anything that outlives the daemon. The record
+// writeRecord writes the run record before the start makes anything that outlives the daemon. The record
 // names the resources that the start is about to take, so that the next daemon can release them. That daemon
 // finds the process by its directory. The record is complete when the loop takes the instance over.
-func (l *Launch) journal(context.Context) error {
-	if err := l.describe(); err != nil {
+func (l *Launch) writeRecord(context.Context) error {
+	if err := l.updateRecordedXML(); err != nil {
 		return err
 	}
-	return machine.WriteRecord(l.Instance.Dir, &l.Instance.InstanceRecord)
+	return machine.WriteRecord(l.Instance.Dir, &l.Instance.RunRecord)
 }
 
-// describe updates the definition in the instance record to the current one.
-func (l *Launch) describe() (err error) {
-	l.Instance.XML, err = l.Instance.Text(l.Instance.Definition)
+// updateRecordedXML updates the definition in the run record to the current one.
+func (l *Launch) updateRecordedXML() (err error) {
+	l.Instance.XML, err = l.Instance.FormatForRecord(l.Instance.Definition)
 	return err
 }
 
@@ -112,12 +112,12 @@ func (l *Launch) reserve(context.Context) error {
 	if err := ledger.Reserve(uuid, provision.Demand(l.Instance.Definition), statistics.Need(l.Guest.Reg, l.Instance.Definition)); err != nil {
 		return err
 	}
-	l.Instance.Hold("reservation", func(context.Context) error { ledger.Release(uuid); return nil })
+	l.Instance.PushRelease("reservation", func(context.Context) error { ledger.Release(uuid); return nil })
 	return nil
 }
 
-// settle applies the settings that QEMU's arguments cannot express: secrets, limits and CPU pins.
-func (l *Launch) settle(ctx context.Context) error {
+// applySettings applies the settings that QEMU's arguments cannot express: secrets, limits and CPU pins.
+func (l *Launch) applySettings(ctx context.Context) error {
 	s := l.Instance.Session.Load()
 	failpoint.Reach("launch.settle")
 	for _, d := range l.Instance.Definition.Devices.Disks {
@@ -134,7 +134,7 @@ func (l *Launch) settle(ctx context.Context) error {
 		if err := provision.FindModules(ctx, s, modules); err != nil {
 			return err
 		}
-		if err := l.describe(); err != nil { // the next daemon needs them too
+		if err := l.updateRecordedXML(); err != nil { // the next daemon needs them too
 			return err
 		}
 	}

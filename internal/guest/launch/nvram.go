@@ -25,11 +25,11 @@ func CopyNVRAM(ctx context.Context, r *machine.Registry, sc scope.Scope, from, u
 		return path, err
 	}
 	err = copyFile(ctx, sc, from, path)
-	return path, fault.Wrap(err, machine.Failure(err), fault.Host, "cannot copy the UEFI variables")
+	return path, fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot copy the UEFI variables")
 }
 
 // dropMadeNVRAM removes the UEFI variables that a run made at the default path.
-func dropMadeNVRAM(r *machine.Registry, rec *machine.InstanceRecord, def *domain.Definition, log *slog.Logger) {
+func dropMadeNVRAM(r *machine.Registry, rec *machine.RunRecord, def *domain.Definition, log *slog.Logger) {
 	if rec.MadeNVRAM && def.OS.NVRAM.Path == r.NvramPath(rec.UUID) {
 		machine.RemoveFile(log, def.OS.NVRAM.Path)
 		provision.ForgetLeftover(r, rec.UUID)
@@ -44,7 +44,7 @@ func DropNVRAM(ctx context.Context, r *machine.Registry, sc scope.Scope, uuid st
 	path := r.NvramPath(uuid)
 	return fsguard.Run(ctx, path, func() error {
 		machine.RemoveFile(r.Log, path)
-		machine.RemoveFile(r.Log, savestate.Partial(path))
+		machine.RemoveFile(r.Log, savestate.PartialPath(path))
 		return nil
 	})
 }

@@ -54,7 +54,7 @@ func (l *Launch) choosePort(ctx context.Context, g *device.Graphics, address str
 	}
 	listen := func(port int) (files []*os.File, err error) {
 		err = l.Instance.Labels.Sockets(func() (err error) { files, err = provision.ListenAt(ctx, addresses, port); return err })
-		return files, fault.Wrap(err, machine.Failure(err), fault.Host, "cannot serve a display on %s", address)
+		return files, fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot serve a display on %s", address)
 	}
 	var files []*os.File
 	if fixed {
@@ -64,7 +64,7 @@ func (l *Launch) choosePort(ctx context.Context, g *device.Graphics, address str
 		}
 	} else if g.Port, files, err = provision.TakePort(&l.Guest.Reg.Ports, listen); err == nil {
 		port := g.Port
-		l.Instance.Hold("display port", func(context.Context) error { provision.GivePortBack(&l.Guest.Reg.Ports, port); return nil })
+		l.Instance.PushRelease("display port", func(context.Context) error { provision.GivePortBack(&l.Guest.Reg.Ports, port); return nil })
 	}
 	if err != nil {
 		return err

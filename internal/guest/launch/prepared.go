@@ -35,7 +35,7 @@ func prepare(ctx context.Context, r *machine.Registry, sc scope.Scope, def *doma
 	}
 	p.Reg = r
 	if g, err := r.ByUUID(def.UUID); err == nil {
-		sc = sc.WithNotedFolders(g.View().Fences)
+		sc = sc.WithNotedFolders(g.View().PathLimits)
 	}
 	defer func() {
 		if err != nil {
@@ -45,13 +45,13 @@ func prepare(ctx context.Context, r *machine.Registry, sc scope.Scope, def *doma
 	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	if r.Quarters != nil {
-		user, err := r.Quarters.Users.Take(def.UUID)
+	if r.Isolation != nil {
+		user, err := r.Isolation.Users.Take(def.UUID)
 		if err != nil {
 			return nil, err
 		}
 		p.User = &user
-		if err := provision.MakeOwn(p.Dir, user); err != nil {
+		if err := provision.MakeOwnDir(p.Dir, user); err != nil {
 			return nil, err
 		}
 	}
@@ -107,12 +107,12 @@ func launchPrepared(ctx context.Context, p *machine.PreparedQEMU, sc scope.Scope
 	if err != nil {
 		return err
 	}
-	provision.SetOOMScore(r, p.Name, p.Process.PID, waitingVictim)
+	provision.SetOOMScore(r, p.Name, p.Process.PID, preparedOOMScore)
 	return p.Group.AddProcess(p.Process.PID)
 }
 
-// alive reports whether the process still runs.
-func alive(p *machine.PreparedQEMU) bool {
+// isAlive reports whether the process still runs.
+func isAlive(p *machine.PreparedQEMU) bool {
 	select {
 	case <-p.Process.Exited():
 		return false
@@ -123,10 +123,10 @@ func alive(p *machine.PreparedQEMU) bool {
 
 // kill kills the process, unless it has ended already.
 func kill(p *machine.PreparedQEMU) error {
-	if p.Process == nil || !alive(p) {
+	if p.Process == nil || !isAlive(p) {
 		return nil
 	}
-	if err := machine.KillAndWait(p.Process); err != nil && alive(p) {
+	if err := machine.KillAndWait(p.Process); err != nil && isAlive(p) {
 		return err
 	}
 	return nil
@@ -140,7 +140,7 @@ func end(ctx context.Context, p *machine.PreparedQEMU) error {
 		return err // the user must not be reused while any of its processes may be left
 	}
 	if p.User != nil {
-		return p.Reg.Quarters.Users.Free(*p.User)
+		return p.Reg.Isolation.Users.Free(*p.User)
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func end(ctx context.Context, p *machine.PreparedQEMU) error {
 // make the same.
 func differs(ctx context.Context, p *machine.PreparedQEMU, def *domain.Definition, command *qemu.Command, binary qemucaps.Identity) error {
 	switch {
-	case !alive(p):
+	case !isAlive(p):
 		return errors.New("it has ended")
 	case time.Since(p.Made) > keepPrepared:
 		return errors.New("it is too old")
@@ -189,11 +189,11 @@ func identities(ctx context.Context, paths []string) (map[string]machine.FileIde
 	return all, nil
 }
 
-// enterPrepared makes the directory of the guest's prepared QEMU the run directory, if there is one. The
-// monitor's socket lies in it and QEMU works there, as after a launch. The instance record is written before the
+// usePreparedDir makes the directory of the guest's prepared QEMU the run directory, if there is one. The
+// monitor's socket lies in it and QEMU works there, as after a launch. The run record is written before the
 // rename, so that the next daemon finds the process in either place.
-func (l *Launch) enterPrepared(ctx context.Context) (entered bool, err error) {
-	p, err := take(ctx, l.Guest.Reg.WarmPool, l.Instance.UUID)
+func (l *Launch) usePreparedDir(ctx context.Context) (entered bool, err error) {
+	p, err := takePrepared(ctx, l.Guest.Reg.WarmPool, l.Instance.UUID)
 	if p == nil || err != nil {
 		return false, err
 	}
@@ -201,8 +201,8 @@ func (l *Launch) enterPrepared(ctx context.Context) (entered bool, err error) {
 		return false, end(ctx, p) // it was not started to receive a saved image
 	}
 	l.Instance.User = p.User
-	if err = l.describe(); err == nil {
-		err = machine.WriteRecord(p.Dir, &l.Instance.InstanceRecord)
+	if err = l.updateRecordedXML(); err == nil {
+		err = machine.WriteRecord(p.Dir, &l.Instance.RunRecord)
 		failpoint.Reach("prepare.claimed")
 	}
 	if err == nil {
@@ -214,13 +214,13 @@ func (l *Launch) enterPrepared(ctx context.Context) (entered bool, err error) {
 	}
 	failpoint.Reach("prepare.entered")
 	p.Dir, l.prepared = l.Instance.Dir, p
-	l.Instance.Hold("control group", p.Group.Clear) // also if the start fails before it makes a group
+	l.Instance.PushRelease("control group", p.Group.Clear) // also if the start fails before it makes a group
 	return true, nil
 }
 
-// resume makes the prepared process the run's, if it equals what this start would make. It is in the
+// usePrepared makes the prepared process the run's, if it equals what this start would make. It is in the
 // guest's control group already. Nil: QEMU must be launched.
-func (l *Launch) resume(ctx context.Context) (*qemuprocess.Process, error) {
+func (l *Launch) usePrepared(ctx context.Context) (*qemuprocess.Process, error) {
 	p := l.prepared
 	if p == nil {
 		return nil, nil
@@ -232,10 +232,10 @@ func (l *Launch) resume(ctx context.Context) (*qemuprocess.Process, error) {
 	l.prepared = nil
 	cause := differs(ctx, p, l.Instance.Definition, command, l.plan.Capabilities.Binary)
 	if cause == nil {
-		cause = l.greet(ctx)
+		cause = l.connectPrepared(ctx)
 	}
 	if cause == nil {
-		cause = noteResumed(l.Guest.Reg, p)
+		cause = logPreparedUse(l.Guest.Reg, p)
 	}
 	if cause == nil {
 		return p.Process, nil
@@ -247,12 +247,12 @@ func (l *Launch) resume(ctx context.Context) (*qemuprocess.Process, error) {
 	return nil, kill(p)
 }
 
-// greetLimit bounds the wait for a prepared QEMU, which has nothing to do but answer.
-const greetLimit = 3 * time.Second
+// preparedLimit bounds the wait for a prepared QEMU, which has nothing to do but answer.
+const preparedLimit = 3 * time.Second
 
-// greet connects to the monitor of a prepared QEMU, within greetLimit.
-func (l *Launch) greet(ctx context.Context) error {
-	ctx, stop := context.WithTimeout(ctx, greetLimit)
+// connectPrepared connects to the monitor of a prepared QEMU, within preparedLimit.
+func (l *Launch) connectPrepared(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, preparedLimit)
 	defer stop()
 	s, err := qmp.Dial(ctx, l.Instance.MonitorPath(), l.Guest.Log)
 	if err != nil {
@@ -262,8 +262,8 @@ func (l *Launch) greet(ctx context.Context) error {
 	return nil
 }
 
-// noteResumed writes into the guest's log which prepared process it uses.
-func noteResumed(r *machine.Registry, p *machine.PreparedQEMU) error {
+// logPreparedUse writes into the guest's log which prepared process it uses.
+func logPreparedUse(r *machine.Registry, p *machine.PreparedQEMU) error {
 	f, err := provision.AppendLog(r, p.Name)
 	if err != nil {
 		return err
@@ -284,14 +284,14 @@ func SweepPrepared(r *machine.Registry) {
 	defer machine.RemoveFile(r.Log, PreparedDir(r))
 	for _, e := range entries {
 		dir := filepath.Join(PreparedDir(r), e.Name())
-		if err := sweepOne(ctx, r, dir); err != nil {
+		if err := sweepPreparedDir(ctx, r, dir); err != nil {
 			r.Log.Error("cannot end a QEMU that an earlier daemon had prepared", "dir", dir, "error", err)
 		}
 	}
 }
 
-// sweepOne ends one prepared QEMU and removes its directory and control group.
-func sweepOne(ctx context.Context, r *machine.Registry, dir string) error {
+// sweepPreparedDir ends one prepared QEMU and removes its directory and control group.
+func sweepPreparedDir(ctx context.Context, r *machine.Registry, dir string) error {
 	pid, err := provision.EmulatorIn(r, dir)
 	if err != nil {
 		return err
@@ -320,9 +320,9 @@ func endPrepared(r *machine.Registry, pid int) error {
 	return err
 }
 
-// EndedWaiting ends a prepared QEMU after its directories were removed. It reports false for a QEMU in use:
+// EndUnusedPrepared ends a prepared QEMU after its directories were removed. It reports false for a QEMU in use:
 // its directory is the guest's, because a start that takes it renames the directory.
-func EndedWaiting(r *machine.Registry, pid int, uuid string) bool {
+func EndUnusedPrepared(r *machine.Registry, pid int, uuid string) bool {
 	dir := filepath.Join(string(filepath.Separator), filepath.Base(r.RunDir), filepath.Base(PreparedDir(r)), uuid)
 	if !r.Kernel.Uses(pid, dir) && !r.Kernel.Uses(pid, filepath.Join(dir, provision.OwnDir)) {
 		return false
@@ -339,4 +339,4 @@ func EndedWaiting(r *machine.Registry, pid int, uuid string) bool {
 	return err == nil
 }
 
-const waitingVictim = 900
+const preparedOOMScore = 900

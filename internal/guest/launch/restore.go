@@ -21,7 +21,7 @@ func PlanRestoreFrom(g *machine.Guest, path string, o savestate.SaveOptions) mac
 		if err != nil {
 			return nil, err
 		}
-		if image.Def.UUID != g.Identity || image.Def.Name != g.Name() {
+		if image.Def.UUID != g.UUID || image.Def.Name != g.Name() {
 			image.Close()
 			return nil, fault.New(fault.Failed, fault.Config, "the saved image %s was replaced by another one just now", path)
 		}
@@ -57,21 +57,21 @@ func planRestore(g *machine.Guest, image *savestate.SavedImage, o StartOptions) 
 	return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
 		defer image.Close()
 		r, err := launchGuest(ctx, g, sc, image.Def, image.XML, o, image)
-		if r != nil && r.Ran && image.Managed { // the guest ran, and its start failed
+		if r != nil && r.VCPUsRan && image.Managed { // the guest ran, and its start failed
 			err = fmt.Errorf("%w; it had run before that, so its managed save image no longer fits its disks and was removed", err)
 		}
 		if err != nil {
 			return func() error { savestate.SettleImage(g, r); return nil }, err // again: unwinding may have had no time for it
 		}
 		return func() error {
-			commitStart(g, r, begun(r, true, o), o)
+			commitStart(g, r, startedFact(r, true, o), o)
 			if r.StayPaused {
 				g.Log.Warn("guest was saved after it had shut down or reset; kept in that state until it is reset or destroyed")
 				g.Advance(lifecycle.Found{Phase: domain.Paused, Reason: domain.ReasonShuttingDown})
 			}
 			if image.Managed {
 				failpoint.Reach("restore.taken")
-				savestate.UseUpManagedSave(g, r)
+				savestate.ConsumeManagedSave(g, r)
 			}
 			return nil
 		}, nil

@@ -53,24 +53,24 @@ func (l *Launch) load(ctx context.Context) error {
 	return nil
 }
 
-// recordRunning writes the instance record of a running guest under a temporary name. resumeVCPUs renames it,
+// recordRunning writes the run record of a running guest under a temporary name. resumeVCPUs renames it,
 // which makes it count. Order matters: the next daemon ends a start without a complete record, even if its
 // client was already told that the guest runs.
 func (l *Launch) recordRunning(context.Context) error {
 	l.Instance.Resuming = l.From != nil && !l.opts.Paused && !l.Instance.StayPaused
-	l.Instance.State, _ = lifecycle.Step(lifecycle.State{Policy: machine.Policy(l.Instance.Definition)}, begun(l.Instance, l.From != nil, l.opts))
-	return fault.Wrap(atomicfile.WriteHalf(filepath.Join(l.Instance.Dir, machine.RecordFile), &l.Instance.InstanceRecord), fault.Failed, fault.Host, "cannot record that it runs")
+	l.Instance.State, _ = lifecycle.Step(lifecycle.State{Policy: machine.Policy(l.Instance.Definition)}, startedFact(l.Instance, l.From != nil, l.opts))
+	return fault.Wrap(atomicfile.WriteHalf(filepath.Join(l.Instance.Dir, machine.RecordFile), &l.Instance.RunRecord), fault.Failed, fault.Host, "cannot record that it runs")
 }
 
-// begun returns the lifecycle event of a completed start.
-func begun(r *machine.Instance, restored bool, o StartOptions) lifecycle.Started {
+// startedFact returns the lifecycle event of a completed start.
+func startedFact(r *machine.Instance, restored bool, o StartOptions) lifecycle.Started {
 	if restored {
 		return lifecycle.Started{Reason: domain.ReasonRestored, Paused: o.Paused || r.StayPaused}
 	}
 	return lifecycle.Started{Reason: domain.ReasonBooted, Paused: o.Paused}
 }
 
-// resumeVCPUs resumes the vCPUs and makes the instance record count. For a restored guest the record counts first.
+// resumeVCPUs resumes the vCPUs and makes the run record count. For a restored guest the record counts first.
 // Otherwise a daemon that dies in between would end the guest and restore it again from the image, although
 // its disks have changed since.
 func (l *Launch) resumeVCPUs(ctx context.Context) error {
@@ -87,7 +87,7 @@ func (l *Launch) resumeVCPUs(ctx context.Context) error {
 		if err := l.consumeManagedSave(ctx, l.Sc); err != nil {
 			return err
 		}
-		l.resumed = l.From != nil
+		l.usedPrepared = l.From != nil
 		if err := l.Instance.Session.Load().Execute(ctx, "cont", nil, nil); err != nil {
 			return err
 		}
@@ -102,9 +102,9 @@ func (l *Launch) resumeVCPUs(ctx context.Context) error {
 	return nil
 }
 
-// consumeManagedSave records in the store that the managed save image is used, before the guest resumes from it. After a
-// crash of the host the store alone knows this: the instance record is lost with the run directory. If the store
-// takes no changes, the instance record tells the next daemon.
+// consumeManagedSave records in the store that the managed save image is used, before the guest resumes from
+// it. After a crash of the host the store alone knows this: the run record is lost with the run directory. If
+// the store takes no changes, the run record tells the next daemon.
 func (l *Launch) consumeManagedSave(ctx context.Context, sc scope.Scope) error {
 	if l.From == nil || !l.From.Managed {
 		return nil

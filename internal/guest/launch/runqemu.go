@@ -18,42 +18,42 @@ import (
 
 // runQEMU gives the run its process: the prepared QEMU if there is one, else a new QEMU.
 func (l *Launch) runQEMU(ctx context.Context) (err error) {
-	defer l.closeHanded()
+	defer l.closeInherited()
 	if l.plan.Capabilities, err = l.Guest.Reg.Emulators.Get(ctx, l.Instance.Definition.Devices.Emulator); err != nil {
 		return err
 	}
 	l.Instance.Messages = append(l.Instance.Messages, provision.Remarks(l.Instance.Definition, l.plan.Capabilities)...)
-	for _, text := range provision.Exposed(l.Instance.Definition) {
+	for _, text := range provision.ExposedDisplays(l.Instance.Definition) {
 		l.Guest.Log.Warn("display is open to the network", "message", text)
 	}
 	l.plan.Definition, l.plan.Dir = l.Instance.Definition, provision.OwnPath(l.Instance)
 	l.plan.Incoming = l.From != nil
-	p, err := l.resume(ctx)
+	p, err := l.usePrepared(ctx)
 	if err != nil {
 		return err
 	}
 	if p != nil {
-		l.adopt(p)
+		l.setProcess(p)
 		return nil
 	}
-	if p, err = l.execute(ctx, l.Sc); err != nil {
+	if p, err = l.launchQEMU(ctx, l.Sc); err != nil {
 		return err
 	}
-	l.adopt(p)
+	l.setProcess(p)
 	failpoint.Reach("launch.executed")
 	return l.withStderrTail(ctx, l.joinGroup(ctx))
 }
 
-// adopt makes p the process of the run.
-func (l *Launch) adopt(p *qemuprocess.Process) {
+// setProcess makes p the process of the run.
+func (l *Launch) setProcess(p *qemuprocess.Process) {
 	l.Instance.Process, l.Instance.PID, l.Instance.StartTime = p, p.PID, p.StartTime
 	provision.SetOOMScore(l.Guest.Reg, l.Instance.Name, p.PID, provision.OOMScore(l.opts.Priority))
-	l.Instance.Hold("process watch", func(context.Context) error { p.Release(); return nil })
+	l.Instance.PushRelease("process watch", func(context.Context) error { p.Release(); return nil })
 }
 
-// execute launches QEMU. The daemon listens on the monitor's socket before QEMU starts, so that connecting
+// launchQEMU launches QEMU. The daemon listens on the monitor's socket before QEMU starts, so that connecting
 // needs no polling.
-func (l *Launch) execute(ctx context.Context, sc scope.Scope) (*qemuprocess.Process, error) {
+func (l *Launch) launchQEMU(ctx context.Context, sc scope.Scope) (*qemuprocess.Process, error) {
 	var monitor *os.File
 	err := l.Instance.Labels.Sockets(func() (err error) { monitor, err = qemuprocess.ListenMonitor(l.Instance.MonitorPath()); return err })
 	if err != nil {
@@ -86,9 +86,9 @@ func (l *Launch) execute(ctx context.Context, sc scope.Scope) (*qemuprocess.Proc
 	})
 }
 
-// closeHanded closes the copies of the files that QEMU has inherited at its launch. It keeps disk images,
+// closeInherited closes the copies of the files that QEMU has inherited at its launch. It keeps disk images,
 // which may still wait for their keys, and display sockets, which listen later.
-func (l *Launch) closeHanded() {
+func (l *Launch) closeInherited() {
 	disks, listeners := l.plan.Disks, l.plan.Listeners
 	l.plan.Disks, l.plan.Listeners = nil, nil
 	provision.ClosePlan(&l.plan)
@@ -131,7 +131,7 @@ func (l *Launch) withStderrTail(ctx context.Context, err error) error {
 	defer late.Stop()
 	select {
 	case <-l.Instance.Process.Exited():
-		return l.explain(provision.StderrTail(l.Guest.Reg, l.Instance.Definition.Name, l.Instance.Process))
+		return l.explainExit(provision.StderrTail(l.Guest.Reg, l.Instance.Definition.Name, l.Instance.Process))
 	case <-late.C:
 		return err
 	}

@@ -48,7 +48,7 @@ func Seal(r *machine.Instance) error {
 }
 
 // sealOwn seals the directory during a start. If the daemon is killed after this, the next one finds QEMU
-// by the instance record.
+// by the run record.
 func (l *Launch) sealOwn(context.Context) error {
 	if err := Seal(l.Instance); err != nil {
 		return err

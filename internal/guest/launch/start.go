@@ -22,12 +22,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// boundStart asks the client's quota about a start. The definition of a saved image is completed first, so
+// reserveStartQuota asks the client's quota about a start. The definition of a saved image is completed first, so
 // that it counts as much as if it were defined. The weights in a managed image are left out, because they
 // were checked when the guest got them.
-func boundStart(g *machine.Guest, sc scope.Scope, def *domain.Definition, submitted string, from *savestate.SavedImage) error {
+func reserveStartQuota(g *machine.Guest, sc scope.Scope, def *domain.Definition, submitted string, from *savestate.SavedImage) error {
 	if from == nil {
-		return machine.AskBound(sc, g.Identity, def, submitted)
+		return machine.ReserveQuota(sc, g.UUID, def, submitted)
 	}
 	whole, err := savestate.Completed(def)
 	if err != nil {
@@ -36,7 +36,7 @@ func boundStart(g *machine.Guest, sc scope.Scope, def *domain.Definition, submit
 	if from.Managed {
 		whole.Tune.Shares, whole.Blkio.Weight = 0, 0
 	}
-	return machine.AskBound(sc, g.Identity, whole, submitted)
+	return machine.ReserveQuota(sc, g.UUID, whole, submitted)
 }
 
 // StartOptions are the options of one start. The zero value boots the guest and sets its vCPUs going.
@@ -46,9 +46,9 @@ type StartOptions struct {
 	// AutoDestroy destroys the guest when Owner is closed, that is, when its client disconnects.
 	AutoDestroy bool
 	Owner       <-chan struct{}
-	// OwnerMay reports whether that client may still destroy the guest when it disconnects: the guest may
+	// OwnerMayDestroy reports whether that client may still destroy the guest when it disconnects: the guest may
 	// have been given to another client by then. Nil permits it.
-	OwnerMay func(uuid string) error
+	OwnerMayDestroy func(uuid string) error
 	// ForceBoot deletes a managed save image instead of restoring the guest from it.
 	ForceBoot   bool
 	BypassCache bool
@@ -89,7 +89,7 @@ func PlanStart(g *machine.Guest, def *domain.Definition, submitted string, o Sta
 			return nil, err
 		}
 		return func() error {
-			commitStart(g, r, begun(r, false, o), o)
+			commitStart(g, r, startedFact(r, false, o), o)
 			return nil
 		}, nil
 	}
@@ -102,17 +102,17 @@ func commitStart(g *machine.Guest, r *machine.Instance, f lifecycle.Started, o S
 	g.Quarantine = ""
 	failpoint.Reach("launch.take")
 	g.State.Policy = machine.Policy(r.Definition)
-	g.Revived()
+	g.NoteRestarted()
 	g.Reg.SetID(g, r.ID)
 	g.Live.Store(r)
 	for _, change := range r.Dropped {
 		g.Announce(change)
 	}
 	g.Advance(f)
-	g.Reg.HasStarted(g.Identity)
+	g.Reg.HasStarted(g.UUID)
 	WatchTPM(g, r)
 	if r.AutoDestroy {
-		go destroyWith(g, o, r)
+		go destroyWithOwner(g, o, r)
 	}
 	if len(g.Destroyers) > 0 { // it was destroyed while it started
 		g.Advance(lifecycle.Ending{Reason: domain.ReasonDestroyed})
@@ -120,8 +120,8 @@ func commitStart(g *machine.Guest, r *machine.Instance, f lifecycle.Started, o S
 	}
 }
 
-// destroyWith destroys the guest when its owner disconnects, unless that client may no longer destroy it.
-func destroyWith(g *machine.Guest, o StartOptions, r *machine.Instance) {
+// destroyWithOwner destroys the guest when its owner disconnects, unless that client may no longer destroy it.
+func destroyWithOwner(g *machine.Guest, o StartOptions, r *machine.Instance) {
 	select {
 	case <-o.Owner:
 	case <-r.Process.Exited():
@@ -129,17 +129,17 @@ func destroyWith(g *machine.Guest, o StartOptions, r *machine.Instance) {
 	case <-g.Ended:
 		return
 	}
-	err := g.Destroy(g.Reg.Life, scope.Daemon("the end of a guest whose client has gone").WithAuthorize(o.OwnerMay), false, r)
+	err := g.Destroy(g.Reg.Life, scope.Daemon("the end of a guest whose client has gone").WithAuthorize(o.OwnerMayDestroy), false, r)
 	if fault.Is(err, fault.Denied) {
-		err = errors.Join(err, g.Change(g.Reg.Life, scope.Daemon("the end of a guest whose client has gone"), "", func() error { return endWithNoClient(g, r) }))
+		err = errors.Join(err, g.Change(g.Reg.Life, scope.Daemon("the end of a guest whose client has gone"), "", func() error { return clearAutoDestroy(g, r) }))
 	}
 	if err != nil && !errors.Is(err, machine.ErrForgotten) {
 		g.Log.Warn("cannot destroy the guest of a disconnected client", "error", err)
 	}
 }
 
-// endWithNoClient lets the guest run on without its client: it clears AutoDestroy. It runs in the guest's loop.
-func endWithNoClient(g *machine.Guest, r *machine.Instance) error {
+// clearAutoDestroy lets the guest run on without its client: it clears AutoDestroy. It runs in the guest's loop.
+func clearAutoDestroy(g *machine.Guest, r *machine.Instance) error {
 	if g.Instance == r {
 		r.AutoDestroy = false
 		g.WriteInstance()
@@ -151,7 +151,7 @@ func endWithNoClient(g *machine.Guest, r *machine.Instance) error {
 // otherwise. If it fails, it releases everything it took. A failed restore still returns its instance, which
 // says whether the guest ran from the image.
 func launchGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, def *domain.Definition, submitted string, o StartOptions, from *savestate.SavedImage) (r *machine.Instance, err error) {
-	if err := boundStart(g, sc, def, submitted, from); err != nil {
+	if err := reserveStartQuota(g, sc, def, submitted, from); err != nil {
 		return nil, err
 	}
 	_ = g.Reg.MakeDirs() // a missing directory is reported by the step that writes there
@@ -159,16 +159,16 @@ func launchGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, def *dom
 	if from != nil && def.GenID != "" {
 		def.GenID = uuid.NewString() // the guest may have run on from this image before, and must be told
 	}
-	fences := g.View().Fences
-	sc = sc.WithNotedFolders(fences)
+	limits := g.View().PathLimits
+	sc = sc.WithNotedFolders(limits)
 	qemu.AssignAliases(def)
-	l := &Launch{Guest: g, Sc: sc, opts: o, From: from, Instance: machine.NewInstance(machine.InstanceRecord{
-		Name: def.Name, UUID: def.UUID, ID: g.Reg.NewID(), Started: time.Now(), Since: time.Now(), Submitted: submitted, Fences: fences,
+	l := &Launch{Guest: g, Sc: sc, opts: o, From: from, Instance: machine.NewInstance(machine.RunRecord{
+		Name: def.Name, UUID: def.UUID, ID: g.Reg.NewID(), Started: time.Now(), Since: time.Now(), Submitted: submitted, PathLimits: limits,
 		AutoDestroy: o.AutoDestroy && o.Owner != nil, FromManaged: from != nil && from.Managed,
 	}, g.Reg.GuestDir(def.UUID), g.Reg.Kernel, g.Log)}
 	l.Instance.Definition = def
 	l.Instance.Guest = g
-	if err := g.Reg.GiveOperations(l.Instance, nil); err != nil {
+	if err := g.Reg.SetOperations(l.Instance, nil); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -181,14 +181,14 @@ func launchGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, def *dom
 			}
 		}
 	}()
-	if err := within(ctx, machine.StartLimit, l.checkHost, l.CheckHostDevices, l.makeDirectory, l.takeUser, l.takeLabel, l.journal, l.reserve, l.takeHostDevices, l.findDisks, l.makeNVRAM, l.openFiles,
+	if err := runSteps(ctx, machine.StartLimit, l.checkHost, l.CheckHostDevices, l.makeDirectory, l.takeUser, l.takeLabel, l.writeRecord, l.reserve, l.takeHostDevices, l.findDisks, l.makeNVRAM, l.openFiles,
 		l.labelFiles, l.AttachNICs, l.claimVSock, l.makeGroup, l.startTPMs, l.choosePorts); err != nil {
 		return nil, err
 	}
 	if err := l.runAdmitted(ctx); err != nil {
 		return nil, err
 	}
-	if err := within(ctx, l.limit(), l.sealOwn, l.ReadBack, l.settle, l.load, l.recordRunning, l.resumeVCPUs); err != nil {
+	if err := runSteps(ctx, l.limit(), l.sealOwn, l.ReadBack, l.applySettings, l.load, l.recordRunning, l.resumeVCPUs); err != nil {
 		return nil, err
 	}
 	return l.Instance, nil
@@ -197,11 +197,11 @@ func launchGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, def *dom
 // findDisks opens the images of the disks. A missing disk is dropped if its startup policy allows that.
 func (l *Launch) findDisks(ctx context.Context) error {
 	l.plan.Disks = map[string]device.DiskAttachment{}
-	fences, run := l.Guest.View().Fences, l.Instance
-	run.Hold("disks", func(ctx context.Context) error { return provision.TakeBackDisks(ctx, l.Guest.Reg, run) })
+	limits, run := l.Guest.View().PathLimits, l.Instance
+	run.PushRelease("disks", func(ctx context.Context) error { return provision.CheckWrittenDisks(ctx, l.Guest.Reg, run) })
 	for _, d := range slices.Clone(l.Instance.Definition.Devices.Disks) {
-		a, present, err := provision.FindDisk(ctx, l.Guest.Reg, machine.Fenced(l.Sc, fences, d), l.Instance, d)
-		if missing := (*provision.Absence)(nil); errors.As(err, &missing) && l.mayLack(d.StartupPolicy, provision.IsDrive(d)) {
+		a, present, err := provision.FindDisk(ctx, l.Guest.Reg, machine.DiskScope(l.Sc, limits, d), l.Instance, d)
+		if missing := (*provision.Absence)(nil); errors.As(err, &missing) && l.mayStartWithout(d.StartupPolicy, provision.IsDrive(d)) {
 			l.dropDisk(d, err)
 			continue
 		}
@@ -217,7 +217,7 @@ func (l *Launch) findDisks(ctx context.Context) error {
 	}
 	qemu.SetChains(&run.Definition.Devices, l.plan.Disks)
 	if len(run.Dropped) > 0 {
-		return l.journal(ctx)
+		return l.writeRecord(ctx)
 	}
 	return nil
 }
@@ -230,7 +230,7 @@ func (l *Launch) AttachNICs(ctx context.Context) error {
 		before := slices.Clip(l.Instance.NICs)
 		a, release, err := provision.AttachNIC(ctx, l.Guest.Reg, l.Sc, l.Instance.Definition, n, func(ifName string) error {
 			l.Instance.NICs = append(before, machine.HeldNIC{Alias: n.Alias, IfName: ifName})
-			return l.journal(ctx)
+			return l.writeRecord(ctx)
 		})
 		if err != nil {
 			return err
@@ -238,7 +238,7 @@ func (l *Launch) AttachNICs(ctx context.Context) error {
 		if a == nil {
 			continue // type user: QEMU needs no interface of the host
 		}
-		l.Instance.Hold("interface "+a.IfName, release)
+		l.Instance.PushRelease("interface "+a.IfName, release)
 		l.plan.NICs[n.Alias] = a
 		n.Target = a.IfName
 		failpoint.Reach("launch.nic")
@@ -247,7 +247,7 @@ func (l *Launch) AttachNICs(ctx context.Context) error {
 	if len(l.Instance.NICs) == 0 {
 		return nil
 	}
-	return l.journal(ctx)
+	return l.writeRecord(ctx)
 }
 
 // claimVSock reserves a context id for the guest's vsock device.

@@ -37,7 +37,7 @@ func (l *Launch) startTPMs(ctx context.Context) error {
 		if err := startTPM(ctx, l.Guest.Reg, l.Instance, t, socket); err != nil {
 			return err
 		}
-		if err := l.boundTPM(); err != nil {
+		if err := l.limitTPM(); err != nil {
 			return err
 		}
 		if l.plan.TPMSockets == nil {
@@ -48,11 +48,11 @@ func (l *Launch) startTPMs(ctx context.Context) error {
 	return nil
 }
 
-// boundTPM moves the TPM emulator into the guest's control group and sets its OOM score. The guest decides
+// limitTPM moves the TPM emulator into the guest's control group and sets its OOM score. The guest decides
 // what the emulator does: without these limits it could use any part of the host's memory and would be the
 // last process to be killed when memory runs out.
-func (l *Launch) boundTPM() error {
-	pid, process, err := provision.TPMOf(l.Instance)
+func (l *Launch) limitTPM() error {
+	pid, process, err := provision.FindTPM(l.Instance)
 	if err != nil || process < 0 {
 		return err
 	}
@@ -68,7 +68,7 @@ func startTPM(ctx context.Context, r *machine.Registry, run *machine.Instance, t
 	if err != nil {
 		return fault.Wrap(err, fault.Unsupported, fault.Config, "an emulated TPM needs swtpm; install the package swtpm")
 	}
-	state, err := giveTPM(r, run)
+	state, err := chownTPMState(r, run)
 	if err == nil {
 		err = run.Labels.LendDir(ctx, state, t.Alias)
 	}
@@ -128,7 +128,7 @@ func runTPM(r *machine.Registry, c *exec.Cmd, run *machine.Instance, state strin
 	}
 	c.Env, c.Dir = provision.Environment(own), "/"
 	c.SysProcAttr.Credential = &syscall.Credential{Uid: run.User.UID, Gid: run.User.GID}
-	err := r.Quarters.Builder.Run(place, func() (int, <-chan struct{}, error) {
+	err := r.Isolation.Builder.Run(place, func() (int, <-chan struct{}, error) {
 		if err := c.Start(); err != nil {
 			return 0, nil, err
 		}
@@ -141,17 +141,17 @@ func runTPM(r *machine.Registry, c *exec.Cmd, run *machine.Instance, state strin
 		return err
 	}
 	// The emulator may have gone into the background before the limits were set.
-	pid, process, err := provision.TPMOf(run)
+	pid, process, err := provision.FindTPM(run)
 	if err != nil || process < 0 {
 		return err
 	}
 	return errors.Join(place.Limits.ApplyTo(pid, place.User), unix.Close(process))
 }
 
-// giveTPM gives the TPM's state to the user that serves it: the guest's user, which may differ from start
+// chownTPMState gives the TPM's state to the user that serves it: the guest's user, which may differ from start
 // to start, or else the daemon's. The state lies in the data directory, where only a TPM emulator gets
 // access.
-func giveTPM(r *machine.Registry, run *machine.Instance) (state string, err error) {
+func chownTPMState(r *machine.Registry, run *machine.Instance) (state string, err error) {
 	state = provision.TPMState(r, run.UUID)
 	var u sandbox.User
 	if run.User != nil {
@@ -163,7 +163,7 @@ func giveTPM(r *machine.Registry, run *machine.Instance) (state string, err erro
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return failed(err)
 	}
-	if err := provision.HandTPM(state, u); err != nil {
+	if err := provision.ChownTPM(state, u); err != nil {
 		return failed(err)
 	}
 	return state, nil
@@ -185,7 +185,7 @@ func DropTPM(r *machine.Registry, uuid string, log *slog.Logger) {
 
 // DropSecretsOf removes the TPM state and the UEFI variables of a transient guest that has ended, unless it
 // was saved and may be restored.
-func DropSecretsOf(r *machine.Registry, rec *machine.InstanceRecord, def *domain.Definition, log *slog.Logger) {
+func DropSecretsOf(r *machine.Registry, rec *machine.RunRecord, def *domain.Definition, log *slog.Logger) {
 	if rec.State.EndFor == domain.ReasonSaved {
 		return
 	}
@@ -204,7 +204,7 @@ func WatchTPM(g *machine.Guest, r *machine.Instance) {
 	g.Reg.Loops.Go(func() {
 		// When a large guest ends, its memory takes longer to free than its emulator takes to exit. So
 		// check the run as well.
-		if !missesTPM(g.Reg.Life, r) || r.Ending() {
+		if !awaitTPMEnd(g.Reg.Life, r) || r.Ending() {
 			return
 		}
 		g.Log.Warn("TPM emulator has ended unexpectedly")
@@ -212,11 +212,11 @@ func WatchTPM(g *machine.Guest, r *machine.Instance) {
 	})
 }
 
-// missesTPM waits until the emulator of a running guest has ended. It returns false if QEMU ends, which
+// awaitTPMEnd waits until the emulator of a running guest has ended. It returns false if QEMU ends, which
 // ends the emulator too, or if ctx ends.
-func missesTPM(ctx context.Context, r *machine.Instance) bool {
+func awaitTPMEnd(ctx context.Context, r *machine.Instance) bool {
 	for missed := false; ; {
-		emulator := holdTPM(r)
+		emulator := findTPMProcess(r)
 		if emulator == nil && missed {
 			return true
 		}
@@ -242,9 +242,9 @@ func missesTPM(ctx context.Context, r *machine.Instance) bool {
 	}
 }
 
-// holdTPM adopts the process of the guest's TPM emulator. Nil: there is none. The caller must release it.
-func holdTPM(r *machine.Instance) *qemuprocess.Process {
-	pid, process, err := provision.TPMOf(r)
+// findTPMProcess adopts the process of the guest's TPM emulator. Nil: there is none. The caller must release it.
+func findTPMProcess(r *machine.Instance) *qemuprocess.Process {
+	pid, process, err := provision.FindTPM(r)
 	if err != nil || process < 0 {
 		return nil
 	}

@@ -18,20 +18,20 @@ import (
 
 // These decide when a QEMU is prepared for a guest, and how long it is kept.
 const (
-	// often is how many starts within oftenWithin make another start of the guest likely.
-	often       = 2
-	oftenWithin = 10 * time.Minute
+	// startsToPrepare is how many starts within startsWindow make another start of the guest likely.
+	startsToPrepare = 2
+	startsWindow    = 10 * time.Minute
 	// keepPrepared is how long an unused prepared QEMU is kept. It also bounds the age of the files
 	// that QEMU read from the host.
 	keepPrepared = 10 * time.Minute
 	// prepareLimit bounds one preparation. A start of that guest waits for it, and the pool does nothing
 	// else during that time.
 	prepareLimit = 10 * time.Second
-	// quiet is how long no guest may have been started before one is prepared.
-	quiet = 500 * time.Millisecond
-	// lookAgain is the interval of the checks while there is something to prepare or to keep. Otherwise the
+	// quietTime is how long no guest may have been started before one is prepared.
+	quietTime = 500 * time.Millisecond
+	// poolInterval is the interval of the checks while there is something to prepare or to keep. Otherwise the
 	// pool sleeps.
-	lookAgain = time.Second
+	poolInterval = time.Second
 	// maxAsked bounds the number of guests for which the pool remembers starts. It ignores the starts of
 	// further guests.
 	maxAsked = 4096
@@ -74,10 +74,10 @@ func ListPrepared(r *machine.Registry) []Prepared {
 	return all
 }
 
-// take returns the prepared QEMU of a guest that starts now, and the caller owns it. Nil: there is none. It
+// takePrepared returns the prepared QEMU of a guest that starts now, and the caller owns it. Nil: there is none. It
 // waits while one is being prepared or ended for that guest, because the guest's control group has one user
 // at a time.
-func take(ctx context.Context, p *machine.WarmPool, uuid string) (*machine.PreparedQEMU, error) {
+func takePrepared(ctx context.Context, p *machine.WarmPool, uuid string) (*machine.PreparedQEMU, error) {
 	if p.Limit == 0 {
 		return nil, nil
 	}
@@ -98,7 +98,7 @@ func take(ctx context.Context, p *machine.WarmPool, uuid string) (*machine.Prepa
 	p.Last = time.Now()
 	if starts, known := p.Asked[uuid]; known || len(p.Asked) < maxAsked {
 		starts = append(starts, p.Last)
-		p.Asked[uuid] = starts[max(0, len(starts)-often):]
+		p.Asked[uuid] = starts[max(0, len(starts)-startsToPrepare):]
 	}
 	select {
 	case p.Wake <- struct{}{}:
@@ -109,8 +109,8 @@ func take(ctx context.Context, p *machine.WarmPool, uuid string) (*machine.Prepa
 	return one, nil
 }
 
-// free marks a guest as no longer busy. The lock must be held.
-func free(p *machine.WarmPool, uuid string) {
+// unmarkBusy marks a guest as no longer busy. The lock must be held.
+func unmarkBusy(p *machine.WarmPool, uuid string) {
 	close(p.Busy[uuid])
 	delete(p.Busy, uuid)
 }
@@ -121,7 +121,7 @@ func RunPool(ctx context.Context, p *machine.WarmPool, sc scope.Scope) {
 		return
 	}
 	defer closePool(ctx, p)
-	again := time.NewTimer(lookAgain)
+	again := time.NewTimer(poolInterval)
 	defer again.Stop()
 	for {
 		select {
@@ -131,19 +131,19 @@ func RunPool(ctx context.Context, p *machine.WarmPool, sc scope.Scope) {
 		case <-again.C:
 		}
 		if inUse(p) {
-			again.Reset(lookAgain)
+			again.Reset(poolInterval)
 		}
 		DiscardPrepared(ctx, p, UnwantedPrepared(p))
-		fill(ctx, p, sc)
+		prepareNext(ctx, p, sc)
 	}
 }
 
-// inUse reports whether there is anything to maintain. It also forgets starts older than oftenWithin.
+// inUse reports whether there is anything to maintain. It also forgets starts older than startsWindow.
 func inUse(p *machine.WarmPool) bool {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	maps.DeleteFunc(p.Asked, func(_ string, starts []time.Time) bool {
-		return time.Since(starts[len(starts)-1]) > oftenWithin
+		return time.Since(starts[len(starts)-1]) > startsWindow
 	})
 	maps.DeleteFunc(p.Refused, func(uuid string, _ *domain.Definition) bool { return p.Asked[uuid] == nil })
 	return len(p.Asked)+len(p.Ready) > 0
@@ -158,7 +158,7 @@ func UnwantedPrepared(p *machine.WarmPool) []*machine.PreparedQEMU {
 	var gone []*machine.PreparedQEMU
 	for uuid, one := range p.Ready {
 		g, err := p.Reg.ByUUID(uuid)
-		if scarce || !alive(one) || time.Since(one.Made) > keepPrepared || err != nil || g.View().Inactive != one.Def {
+		if scarce || !isAlive(one) || time.Since(one.Made) > keepPrepared || err != nil || g.View().Inactive != one.Def {
 			delete(p.Ready, uuid)
 			p.Busy[uuid] = make(chan struct{})
 			gone = append(gone, one)
@@ -181,10 +181,10 @@ func memoryAbove(p *machine.WarmPool, n uint64) bool {
 	return err != nil || stalls.Some.Avg10 < memoryStalls // some kernels do not report it
 }
 
-// calm reports whether a QEMU can be prepared without delaying other work.
-func calm(p *machine.WarmPool) bool {
+// isCalm reports whether a QEMU can be prepared without delaying other work.
+func isCalm(p *machine.WarmPool) bool {
 	p.Mu.Lock()
-	free := len(p.Ready) < p.Limit && time.Since(p.Last) > quiet
+	free := len(p.Ready) < p.Limit && time.Since(p.Last) > quietTime
 	p.Mu.Unlock()
 	if !free || !memoryAbove(p, refillMemory) {
 		return false
@@ -193,9 +193,9 @@ func calm(p *machine.WarmPool) bool {
 	return err == nil && q.Runnable <= uint64(runtime.NumCPU())
 }
 
-// fill prepares one QEMU: for the guest that was started last among those that are started often.
-func fill(ctx context.Context, p *machine.WarmPool, sc scope.Scope) {
-	if !calm(p) {
+// prepareNext prepares one QEMU: for the guest that was started last among those that are started often.
+func prepareNext(ctx context.Context, p *machine.WarmPool, sc scope.Scope) {
+	if !isCalm(p) {
 		return
 	}
 	def := NextPrepared(p)
@@ -204,7 +204,7 @@ func fill(ctx context.Context, p *machine.WarmPool, sc scope.Scope) {
 	}
 	ctx, stop := context.WithTimeout(ctx, prepareLimit)
 	defer stop()
-	if err := AddPrepared(ctx, p, sc, def, quiet); err != nil {
+	if err := AddPrepared(ctx, p, sc, def, quietTime); err != nil {
 		p.Log.Info("cannot prepare a guest", "domain", def.Name, "uuid", def.UUID, "cause", err)
 	}
 }
@@ -221,7 +221,7 @@ func AddPrepared(ctx context.Context, p *machine.WarmPool, sc scope.Scope, def *
 	p.Mu.Unlock()
 	one, err := prepare(ctx, p.Reg, sc, def)
 	p.Mu.Lock()
-	free(p, def.UUID)
+	unmarkBusy(p, def.UUID)
 	if err == nil {
 		p.Ready[def.UUID] = one
 	} else {
@@ -243,7 +243,7 @@ func NextPrepared(p *machine.WarmPool) *domain.Definition {
 	var best *domain.Definition
 	var newest time.Time
 	for uuid, starts := range p.Asked {
-		if len(starts) < often || time.Since(starts[0]) > oftenWithin || p.Ready[uuid] != nil || !starts[len(starts)-1].After(newest) {
+		if len(starts) < startsToPrepare || time.Since(starts[0]) > startsWindow || p.Ready[uuid] != nil || !starts[len(starts)-1].After(newest) {
 			continue
 		}
 		g, err := p.Reg.ByUUID(uuid)
@@ -276,7 +276,7 @@ func DiscardPrepared(ctx context.Context, p *machine.WarmPool, gone []*machine.P
 			}
 			p.Mu.Lock()
 			defer p.Mu.Unlock()
-			free(p, one.UUID)
+			unmarkBusy(p, one.UUID)
 		})
 	}
 	all.Wait()

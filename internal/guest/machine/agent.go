@@ -17,22 +17,22 @@ import (
 // AgentChannel is the name of the channel of QEMU's guest agent.
 const AgentChannel = "org.qemu.guest_agent.0"
 
-// IsAgents reports whether the guest agent may take a channel of that name for its own. udev makes the
+// IsAgentChannel reports whether the guest agent may take a channel of that name for its own. udev makes the
 // agent's link also for a name that contains the agent's as one of several words, or ends in spaces.
-func IsAgents(channel string) bool { return strings.Contains(channel, AgentChannel) }
+func IsAgentChannel(channel string) bool { return strings.Contains(channel, AgentChannel) }
 
 // AgentLimit is how long to wait for an agent's answer, as libvirt does.
 const AgentLimit = 5 * time.Second
 
-// agentLine is the connection to a guest's agent. It is made at the first use.
-type agentLine struct {
+// agentConnection is the connection to a guest's agent. It is made at the first use.
+type agentConnection struct {
 	mu      sync.Mutex
 	session *agent.Session
 }
 
 // Open returns the session, and connects if there is none.
-func (l *agentLine) Open(ctx context.Context, path string, dial func(context.Context, string) (net.Conn, error)) (*agent.Session, error) {
-	if s := l.Keep(nil); s != nil {
+func (l *agentConnection) Open(ctx context.Context, path string, dial func(context.Context, string) (net.Conn, error)) (*agent.Session, error) {
+	if s := l.LoadOrStore(nil); s != nil {
 		return s, nil
 	}
 	s, err := fsguard.Do(ctx, path, func() (*agent.Session, error) {
@@ -45,15 +45,15 @@ func (l *agentLine) Open(ctx context.Context, path string, dial func(context.Con
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Unresponsive, fault.Agent, "cannot reach the channel of the guest agent")
 	}
-	kept := l.Keep(s)
+	kept := l.LoadOrStore(s)
 	if kept != s { // another request was faster, and a channel takes one connection
 		s.Close()
 	}
 	return kept, nil
 }
 
-// Keep returns the present session, or stores s if there is none.
-func (l *agentLine) Keep(s *agent.Session) *agent.Session {
+// LoadOrStore returns the present session, or stores s if there is none.
+func (l *agentConnection) LoadOrStore(s *agent.Session) *agent.Session {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.session == nil {
@@ -63,7 +63,7 @@ func (l *agentLine) Keep(s *agent.Session) *agent.Session {
 }
 
 // Drop closes a session after its connection came into an unknown state.
-func (l *agentLine) Drop(s *agent.Session) {
+func (l *agentConnection) Drop(s *agent.Session) {
 	s.Close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,7 +73,7 @@ func (l *agentLine) Drop(s *agent.Session) {
 }
 
 // Close closes the session of a guest that has ended.
-func (l *agentLine) Close() {
+func (l *agentConnection) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.session != nil {

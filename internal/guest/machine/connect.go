@@ -14,8 +14,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 )
 
-// ConnectHeld connects to a socket, if its path is permitted to the client that named it (held).
-func ConnectHeld(ctx context.Context, path string, held []string) (*net.UnixConn, error) {
+// ConnectPermitted connects to a socket, if its path is permitted to the client that named it (held).
+func ConnectPermitted(ctx context.Context, path string, held []string) (*net.UnixConn, error) {
 	return fsguard.Do(ctx, path, func() (conn *net.UnixConn, err error) {
 		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			socket, err := openSocket(at, nofollow)
@@ -30,9 +30,9 @@ func ConnectHeld(ctx context.Context, path string, held []string) (*net.UnixConn
 	}, func(conn *net.UnixConn) { _ = conn.Close() })
 }
 
-// CopyOf returns a duplicate of a connection. Its file name is the socket's path, because the AppArmor
+// DupConn returns a duplicate of a connection. Its file name is the socket's path, because the AppArmor
 // rules need it.
-func CopyOf(conn *net.UnixConn, path string) (f *os.File, err error) {
+func DupConn(conn *net.UnixConn, path string) (f *os.File, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil, err

@@ -31,7 +31,7 @@ type Consoles struct {
 // writes the input of all sessions, because a guest may accept no input and block the writer.
 type console struct {
 	back  io.ReadWriteCloser
-	typed chan typed
+	input chan inputChunk
 	gone  chan struct{} // closed when the back end has ended
 
 	mu       sync.Mutex
@@ -53,8 +53,8 @@ type session struct {
 	leave sync.Once
 }
 
-// typed is the input of one Write.
-type typed struct {
+// inputChunk is the input of one Write.
+type inputChunk struct {
 	text []byte
 	done chan error // buffered: holds the one answer
 }
@@ -75,23 +75,23 @@ func (cs *Consoles) Open(
 	if con != nil && !con.admit(o) {
 		return nil, fault.New(fault.WrongState, fault.Domain, "Active console session exists for this domain")
 	}
-	if con == nil || con.isOver() {
+	if con == nil || con.hasEnded() {
 		back, err := openBackend(ctx, c)
 		if err != nil {
 			return nil, err
 		}
-		con = &console{back: back, sessions: map[*session]bool{}, typed: make(chan typed), gone: make(chan struct{})}
+		con = &console{back: back, sessions: map[*session]bool{}, input: make(chan inputChunk), gone: make(chan struct{})}
 		if cs.byAlias == nil {
 			cs.byAlias = map[string]*console{}
 		}
 		cs.byAlias[c.Alias] = con
-		go con.distribute()
-		go con.typeOn()
+		go con.copyOutput()
+		go con.writeInput()
 	}
 	return con.join(o), nil
 }
 
-func (c *console) isOver() bool {
+func (c *console) hasEnded() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended
@@ -144,14 +144,14 @@ func (c *console) join(o ConsoleOptions) *session {
 	return s
 }
 
-// distribute copies output to the sessions until the back end ends. Closing the last session closes the
+// copyOutput copies output to the sessions until the back end ends. Closing the last session closes the
 // back end.
-func (c *console) distribute() {
+func (c *console) copyOutput() {
 	buffer := make([]byte, 16<<10)
 	for {
 		n, err := c.back.Read(buffer)
 		if n > 0 {
-			c.give(append([]byte(nil), buffer[:n]...))
+			c.queueOutput(append([]byte(nil), buffer[:n]...))
 		}
 		if err != nil {
 			break
@@ -169,11 +169,11 @@ func (c *console) distribute() {
 	}
 }
 
-// typeOn writes the input of the sessions until the back end ends.
-func (c *console) typeOn() {
+// writeInput writes the input of the sessions until the back end ends.
+func (c *console) writeInput() {
 	for {
 		select {
-		case t := <-c.typed:
+		case t := <-c.input:
 			_, err := c.back.Write(t.text)
 			t.done <- err
 		case <-c.gone:
@@ -182,12 +182,12 @@ func (c *console) typeOn() {
 	}
 }
 
-// give queues a piece of output for every session. A full queue drops its oldest piece.
-func (c *console) give(piece []byte) {
+// queueOutput queues a piece of output for every session. A full queue drops its oldest piece.
+func (c *console) queueOutput(piece []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for s := range c.sessions {
-		for !s.offer(piece) {
+		for !s.tryQueue(piece) {
 			select {
 			case <-s.queue: // drop the oldest
 			default:
@@ -196,8 +196,8 @@ func (c *console) give(piece []byte) {
 	}
 }
 
-// offer queues a piece of output, and reports false if the queue is full.
-func (s *session) offer(piece []byte) bool {
+// tryQueue queues a piece of output, and reports false if the queue is full.
+func (s *session) tryQueue(piece []byte) bool {
 	select {
 	case s.queue <- piece:
 		return true
@@ -222,9 +222,9 @@ func (s *session) Read(p []byte) (int, error) { return s.out.Read(p) }
 // Write sends input to the guest. It returns when the session is closed, even if the guest has not accepted
 // all input: other clients may keep the console open for any time.
 func (s *session) Write(p []byte) (int, error) {
-	t := typed{bytes.Clone(p), make(chan error, 1)}
+	t := inputChunk{bytes.Clone(p), make(chan error, 1)}
 	select {
-	case s.of.typed <- t:
+	case s.of.input <- t:
 	case <-s.left:
 		return 0, io.ErrClosedPipe
 	case <-s.of.gone:
@@ -268,17 +268,17 @@ func (s *session) finish() {
 // and each time the daemon connects to the socket. The next daemon makes the relays again; a connection
 // ends with the daemon that made it.
 type Relays struct {
-	Mu sync.Mutex
-	By map[string]*Relay // by alias of the device
+	Mu      sync.Mutex
+	ByAlias map[string]*Relay // by alias of the device
 }
 
 // Relay is the relay of one device.
 type Relay struct {
 	Listener net.Listener
 	Path     string
-	End      context.CancelCauseFunc
+	Cancel   context.CancelCauseFunc
 	Done     chan struct{} // closed when the relay has ended
 }
 
-// Pictures counts the bytes of a guest's pictures that are still open.
-type Pictures struct{ Bytes atomic.Int64 }
+// OpenScreenshots counts the bytes of a guest's pictures that are still open.
+type OpenScreenshots struct{ Bytes atomic.Int64 }

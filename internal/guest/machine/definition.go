@@ -12,8 +12,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Completion returns the facts about a QEMU on which the defaults of a definition depend.
-func Completion(c *qemucaps.Capabilities) *domainxml.Host {
+// HostDefaults returns the facts about a QEMU on which the defaults of a definition depend.
+func HostDefaults(c *qemucaps.Capabilities) *domainxml.Host {
 	canonical := func(machine string) string {
 		if m, known := c.Machine(machine); known {
 			return m.Name
@@ -49,10 +49,10 @@ type Affect struct{ Live, Config bool }
 // Decode parses an event's data. It logs a failure once per instance.
 func (g *Guest) Decode(name string, data json.RawMessage, into any) bool {
 	if err := json.Unmarshal(data, into); err != nil {
-		if !g.Instance.garbled {
+		if !g.Instance.badEventLogged {
 			g.Log.Warn("QEMU sent an event that does not parse; further ones are not logged", "event", name, "error", err)
 		}
-		g.Instance.garbled = true
+		g.Instance.badEventLogged = true
 		return false
 	}
 	return true

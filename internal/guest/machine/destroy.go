@@ -33,7 +33,7 @@ func (g *Guest) Destroy(ctx context.Context, sc scope.Scope, graceful bool, in *
 	}
 	ctx, stop := context.WithTimeoutCause(ctx, patience, late)
 	defer stop()
-	return g.ask(ctx, sc, t)
+	return g.submit(ctx, sc, t)
 }
 
 // beginDestroy begins the end of the process. It runs in the loop. t is answered when the guest has ended
@@ -44,11 +44,11 @@ func (g *Guest) beginDestroy(t *Task, graceful bool) error {
 	if starting {
 		g.Destroyers = append(g.Destroyers, t)
 		g.CurrentJob.Cancel(aborted)
-		g.GiveUpRevival() // the start may be failing just now, and must not be repeated
+		g.CancelRestart() // the start may be failing just now, and must not be repeated
 		return nil
 	}
-	if g.Instance == nil && g.Revival.Cancel != nil { // it crashed and is about to be started again
-		g.GiveUpRevival()
+	if g.Instance == nil && g.Restarts.Cancel != nil { // it crashed and is about to be started again
+		g.CancelRestart()
 		t.Answer(nil)
 		return nil
 	}
@@ -71,16 +71,16 @@ func (g *Guest) beginDestroy(t *Task, graceful bool) error {
 	return nil
 }
 
-// DismissDestroyers answers the clients that wait for the end.
-func (g *Guest) DismissDestroyers(err error) {
+// AnswerDestroyers answers the clients that wait for the end.
+func (g *Guest) AnswerDestroyers(err error) {
 	for _, t := range g.Destroyers {
 		t.Answer(err)
 	}
 	g.Destroyers = nil
 }
 
-// StartInternal begins a job that no client asked for. No other job may be running.
-func (g *Guest) StartInternal(kind domain.JobKind, limit time.Duration, w Work) {
+// StartInternalJob begins a job that no client asked for. No other job may be running.
+func (g *Guest) StartInternalJob(kind domain.JobKind, limit time.Duration, w Work) {
 	g.Begin(&Task{
 		Ctx: g.Reg.Life, Sc: scope.Daemon("work that the guest needs"), Kind: kind, limit: limit, Reply: make(chan error, 1),
 		Plan: func() (Work, error) { return w, nil },

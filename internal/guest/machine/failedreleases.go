@@ -13,18 +13,18 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// LastTry is the longest pause between two attempts.
-const LastTry = time.Minute
+// MaxReleasePause is the longest pause between two attempts.
+const MaxReleasePause = time.Minute
 
-// GiveBackLater repeats the failed releases of an instance that has ended, until they succeed.
-func (r *Registry) GiveBackLater(run *Instance) {
+// RetryReleases repeats the failed releases of an instance that has ended, until they succeed.
+func (r *Registry) RetryReleases(run *Instance) {
 	left := run.FailedReleases
 	if run.FailedReleases = nil; len(left) == 0 {
 		return
 	}
 	r.Loops.Go(func() {
-		_ = UntilDone(r.Life, LastTry, func() error { // fails when the daemon stops
-			if left = r.giveBackNow(run.UUID, left, run.Log); len(left) > 0 {
+		_ = RetryUntilDone(r.Life, MaxReleasePause, func() error { // fails when the daemon stops
+			if left = r.runReleases(run.UUID, left, run.Log); len(left) > 0 {
 				return ErrReleaseFailed
 			}
 			return nil
@@ -35,15 +35,15 @@ func (r *Registry) GiveBackLater(run *Instance) {
 // ErrReleaseFailed says that a release has not succeeded yet.
 var ErrReleaseFailed = errors.New("a resource of the guest is not released yet")
 
-// UntilDone calls try until it succeeds, with pauses that double up to longest. It fails when ctx ends.
-func UntilDone(ctx context.Context, longest time.Duration, try func() error) error {
+// RetryUntilDone calls try until it succeeds, with pauses that double up to longest. It fails when ctx ends.
+func RetryUntilDone(ctx context.Context, longest time.Duration, try func() error) error {
 	pauses := &backoff.ExponentialBackOff{InitialInterval: FirstPause, Multiplier: 2, MaxInterval: longest}
 	_, err := backoff.Retry(ctx, func() (struct{}, error) { return struct{}{}, try() }, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(0))
 	return err
 }
 
-// giveBackNow runs the releases once, as a job of the guest, and returns those that failed.
-func (r *Registry) giveBackNow(uuid string, all []release, log *slog.Logger) []release {
+// runReleases runs the releases once, as a job of the guest, and returns those that failed.
+func (r *Registry) runReleases(uuid string, all []release, log *slog.Logger) []release {
 	var left []release // the attempt owns it while it runs
 	try := func(ctx context.Context) error {
 		ctx, stop := context.WithTimeout(ctx, ReleaseLimit)
@@ -58,7 +58,7 @@ func (r *Registry) giveBackNow(uuid string, all []release, log *slog.Logger) []r
 		}
 		return nil
 	}
-	leave, err := r.Removing.Lock(r.Life, uuid) // no guest can be made with this UUID until this ends
+	leave, err := r.RemovalLocks.Lock(r.Life, uuid) // no guest can be made with this UUID until this ends
 	if err != nil {
 		return nil // the daemon stops
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// Failure returns the kind of an error if Lodge knows it, else fault.Failed: the host refused something.
-func Failure(err error) fault.Kind {
+// FailureKind returns the kind of an error if Lodge knows it, else fault.Failed: the host refused something.
+func FailureKind(err error) fault.Kind {
 	if k := fault.Of(err); k != fault.Internal {
 		return k
 	}

@@ -7,11 +7,11 @@ import (
 	"unicode/utf8"
 )
 
-// LongName is the length in bytes up to which a guest's name fits into its file names. keptOfName is the
+// LongName is the length in bytes up to which a guest's name fits into its file names. keptNameBytes is the
 // number of bytes that are kept of a longer name.
 const (
-	LongName   = 200
-	keptOfName = 190
+	LongName      = 200
+	keptNameBytes = 190
 )
 
 // FileStem returns the beginning of the names of a guest's files. A long name is cut and followed by a
@@ -20,7 +20,7 @@ func FileStem(name string) string {
 	if len(name) <= LongName {
 		return name
 	}
-	cut := keptOfName
+	cut := keptNameBytes
 	for !utf8.RuneStart(name[cut]) {
 		cut--
 	}
@@ -35,7 +35,7 @@ func (r *Registry) StemTaken(stem string) bool {
 		return err == nil
 	}
 	for _, g := range r.All() {
-		if name := g.Name(); strings.HasPrefix(name, stem[:keptOfName-utf8.UTFMax]) && FileStem(name) == stem {
+		if name := g.Name(); strings.HasPrefix(name, stem[:keptNameBytes-utf8.UTFMax]) && FileStem(name) == stem {
 			return true
 		}
 	}

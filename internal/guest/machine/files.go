@@ -21,16 +21,16 @@ import (
 
 // RemoveFile removes a file that is no longer needed. A failure is logged, and the file stays.
 func RemoveFile(log *slog.Logger, path string) {
-	if err := RemoveNamed(path, nil); err != nil {
+	if err := RemoveIfExists(path, nil); err != nil {
 		log.Error("cannot remove a file", "path", path, "error", err)
 	}
 }
 
-// RemoveNamed removes a file named by a client that is restricted to the folders held. A missing file is no
+// RemoveIfExists removes a file named by a client that is restricted to the folders held. A missing file is no
 // error.
-func RemoveNamed(path string, held []string) error {
+func RemoveIfExists(path string, held []string) error {
 	failpoint.Reach("guest.remove-file")
-	if err := Remove(path, held); !errors.Is(err, os.ErrNotExist) {
+	if err := RemovePermitted(path, held); !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -57,16 +57,16 @@ func OpenNamed(ctx context.Context, sc scope.Scope, path string, mode int) (*os.
 	return fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenWithin(path, mode, held) }, func(f *os.File) { _ = f.Close() })
 }
 
-// Remove removes a file that was named by a client restricted to the folders held.
-func Remove(path string, held []string) error {
+// RemovePermitted removes a file that was named by a client restricted to the folders held.
+func RemovePermitted(path string, held []string) error {
 	return image.WithParent(path, held, os.Remove)
 }
 
-// CloseTime is how long to wait for a file system to drop a file that is no longer needed.
-const CloseTime = 2 * time.Second
+// CloseTimeout is how long to wait for a file system to drop a file that is no longer needed.
+const CloseTimeout = 2 * time.Second
 
-// AtATime bounds how many names of a folder are read at once.
-const AtATime = 1024
+// NamesPerRead bounds how many names of a folder are read at once.
+const NamesPerRead = 1024
 
 // RemoveTree removes a folder and everything in it. A compromised program of a guest may have nested
 // folders there a million deep. os.RemoveAll would keep all of them open at once. That would leave the
@@ -92,7 +92,7 @@ func RemoveTree(path string) error {
 // removeIn removes everything in a folder. It continues after an entry that cannot be removed.
 func removeIn(top *os.Root) error {
 	for {
-		names, err := namesIn(top, ".")
+		names, err := readNames(top, ".")
 		if err != nil || len(names) == 0 {
 			return err
 		}
@@ -100,7 +100,7 @@ func removeIn(top *os.Root) error {
 		for _, name := range names {
 			err := top.Remove(name)
 			if errors.Is(err, syscall.ENOTEMPTY) {
-				err = bringUp(top, name)
+				err = moveEntriesUp(top, name)
 			}
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				failed = append(failed, err)
@@ -112,9 +112,9 @@ func removeIn(top *os.Root) error {
 	}
 }
 
-// bringUp moves the entries of a folder up, beside the folder.
-func bringUp(top *os.Root, folder string) error {
-	names, err := namesIn(top, folder)
+// moveEntriesUp moves the entries of a folder up, beside the folder.
+func moveEntriesUp(top *os.Root, folder string) error {
+	names, err := readNames(top, folder)
 	for _, name := range names {
 		if err == nil {
 			err = top.Rename(filepath.Join(folder, name), uuid.NewString())
@@ -123,14 +123,14 @@ func bringUp(top *os.Root, folder string) error {
 	return err
 }
 
-// namesIn returns the first names in a folder, at most AtATime.
-func namesIn(top *os.Root, folder string) ([]string, error) {
+// readNames returns the first names in a folder, at most NamesPerRead.
+func readNames(top *os.Root, folder string) ([]string, error) {
 	dir, err := top.Open(folder)
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
-	names, err := dir.Readdirnames(AtATime)
+	names, err := dir.Readdirnames(NamesPerRead)
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}

@@ -12,9 +12,9 @@ import (
 
 // Guest is one guest. Its methods may be called from any goroutine.
 type Guest struct {
-	Reg      *Registry
-	Log      *slog.Logger
-	Identity string
+	Reg  *Registry
+	Log  *slog.Logger
+	UUID string // never changes
 
 	LastView   atomic.Pointer[View]
 	Live       atomic.Pointer[Instance] // the current instance, for readers beside the loop
@@ -32,12 +32,12 @@ type Guest struct {
 	Instance   *Instance
 	CurrentJob *Job
 	Waiting    []*Task
-	// still counts the callers that need the guest's disks not to change.
-	still int
+	// keptShutOff counts the callers that need the guest's disks not to change.
+	keptShutOff int
 	// Turn fires when the first waiting task has waited too long.
 	Turn *time.Timer
-	// Late fires when a failed write of a record is to be repeated.
-	Late *time.Timer
+	// WriteRetry fires when a failed write of a record is to be repeated.
+	WriteRetry *time.Timer
 	// Unstored is the instance that keeps its directory, because the store has not accepted all changes yet.
 	// Nil: the store has everything.
 	Unstored *Instance
@@ -46,11 +46,11 @@ type Guest struct {
 	// Quarantine says why a guest with a running QEMU cannot be adopted.
 	Quarantine string
 	lastJob    domain.Progress
-	Revival    Revival
+	Restarts   Restarts
 	// Finished says that the loop is to end: the guest is forgotten, or the daemon stops.
 	Finished bool
-	// noted are the definitions, inactive and active, that the index of unique traits has.
-	noted [2]*domain.Definition
+	// indexed are the definitions, inactive and active, that the index of unique keys has.
+	indexed [2]*domain.Definition
 }
 
 // MailboxSize bounds the requests that wait for the guest's loop. The loop never blocks, so they wait
@@ -64,11 +64,8 @@ const maxWaiting = 128
 // Name returns the guest's present name.
 func (g *Guest) Name() string { return g.View().Name }
 
-// UUID returns the guest's UUID, which never changes.
-func (g *Guest) UUID() string { return g.Identity }
-
-// RetirePatience is how long a stopping daemon waits for a job to undo itself.
-const RetirePatience = 10 * time.Second
+// JobUndoPatience is how long a stopping daemon waits for a job to undo itself.
+const JobUndoPatience = 10 * time.Second
 
 // Advance applies a fact to the guest's state, publishes the result, stores it for the next daemon, and
 // carries out the effects.
@@ -84,13 +81,13 @@ func (g *Guest) Advance(f lifecycle.Fact) {
 	}
 	g.Publish()
 	for _, e := range effects {
-		g.Reg.CarryOut(g, e)
+		g.Reg.ApplyEffect(g, e)
 	}
 }
 
 // Announce appends an event about this guest.
 func (g *Guest) Announce(p event.Payload) {
-	g.Reg.Events.Append(event.Source{Name: g.Record.Name, UUID: g.Identity, ID: g.ID()}, p)
+	g.Reg.Events.Append(event.Source{Name: g.Record.Name, UUID: g.UUID, ID: g.ID()}, p)
 }
 
 // ID returns the ID of the running guest, or -1.

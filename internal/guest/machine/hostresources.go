@@ -25,15 +25,15 @@ type Ports struct {
 // SpaceWatch are the guests that wait for disk space.
 type SpaceWatch struct {
 	*Registry
-	SpaceCame chan struct{} // buffered: signals that a guest waits
+	Wake chan struct{} // buffered: signals that a guest waits
 
-	Mu      sync.Mutex
-	Waiting map[*Guest][]string   // the full folders of each guest
-	Waits   map[string]*SpaceWait // of folders with resumed guests
+	Mu       sync.Mutex
+	Waiting  map[*Guest][]string      // the full folders of each guest
+	Backoffs map[string]*SpaceBackoff // of folders with resumed guests
 }
 
-// SpaceWait is how long a folder is not checked.
-type SpaceWait struct {
+// SpaceBackoff is how long a folder is not checked.
+type SpaceBackoff struct {
 	Until time.Time
-	Long  time.Duration
+	Pause time.Duration
 }

@@ -27,12 +27,12 @@ import (
 // Instance is one running QEMU of a guest: its process, its monitor and the host resources that it holds. The
 // loop owns it. Process and Dir never change; Session may be read from any goroutine.
 type Instance struct {
-	InstanceRecord
+	RunRecord
 	Reg *Registry
 	// Guest is the guest that runs. Nil: its definition is gone, or it is not adopted yet.
 	Guest *Guest
-	// Alone says that the guest's loop does not run yet.
-	Alone bool
+	// BeforeLoop says that the guest's loop does not run yet.
+	BeforeLoop bool
 	// Ops are the operations in progress.
 	Ops        *operation.Set[*Instance]
 	Log        *slog.Logger
@@ -44,25 +44,25 @@ type Instance struct {
 	// Events is the session's event queue, kept until the loop has read it to the end.
 	Events     <-chan qmp.Event
 	EventsSeen uint64 // the number of the newest event that the loop has read
-	// Ended is the definition at the end of the process. Resources are released by it, beside the loop,
+	// EndDefinition is the definition at the end of the process. Resources are released by it, beside the loop,
 	// while the loop may still change Definition.
-	Ended      *domain.Definition
-	StayPaused bool // it was restored from an image of a guest that had shut down
-	// SaveConsumed says that the store has recorded the saved image as used. Ran says that the guest ran although
-	// its start failed: QEMU sent RESUME.
-	SaveConsumed, Ran bool
-	// behindhand is why the instance record on disk is out of date. Nil: it is current.
-	behindhand atomic.Pointer[error]
+	EndDefinition *domain.Definition
+	StayPaused    bool // it was restored from an image of a guest that had shut down
+	// SaveConsumed says that the store has recorded the saved image as used. VCPUsRan says that the guest ran
+	// although its start failed: QEMU sent RESUME.
+	SaveConsumed, VCPUsRan bool
+	// unwritten is why the run record on disk is out of date. Nil: it is current.
+	unwritten atomic.Pointer[error]
 	// Unstored is why the store lacks something that the run directory has. Nil: it lacks nothing.
 	Unstored atomic.Pointer[error]
 	// Settling says that the guest has ended, and its operations are settled while its resources are
 	// released.
-	Settling    atomic.Bool
-	Noticed     bool // the loop has handled the end of the process
-	NeedsResync bool // events were missed: QEMU must be asked for its state
-	garbled     bool // QEMU sent an event that does not parse, and this was logged
-	// Full and Unrestarted limit two log lines: that a disk is full, and that the machine is not restarted.
-	Full, Unrestarted OncePerMinute
+	Settling       atomic.Bool
+	ExitHandled    bool // the loop has handled the end of the process
+	NeedsResync    bool // events were missed: QEMU must be asked for its state
+	badEventLogged bool // QEMU sent an event that does not parse, and this was logged
+	// LogDiskFull and LogNotReset limit two log lines: that a disk is full, and that the machine is not reset.
+	LogDiskFull, LogNotReset OncePerMinute
 	// NewSessions hands the loop a new session after the old one was lost. It is unbuffered, so that no session is
 	// left in it.
 	NewSessions chan *qmp.Session
@@ -70,29 +70,29 @@ type Instance struct {
 	// Both belong to the loop.
 	ReachedAt time.Time
 	Patience  time.Duration
-	// Lost is when the monitor was lost. Nil: it is connected.
-	Lost atomic.Pointer[time.Time]
+	// LostAt is when the monitor was lost. Nil: it is connected.
+	LostAt atomic.Pointer[time.Time]
 
 	Nodes    nodes
 	Releases []release
-	// FailedReleases are the releases that failed, in the order of the attempts. GiveBackLater repeats them.
+	// FailedReleases are the releases that failed, in the order of the attempts. RetryReleases repeats them.
 	FailedReleases []release
 	// DropNodes says that the device nodes which the guest may open must be reduced.
 	DropNodes bool
 	// Dumping says that the memory is being dumped after a panic of the guest.
 	Dumping bool
 	// Dropped are the disks that the guest was started without.
-	Dropped    []event.DomainMediaChange
-	Relays     Relays
-	Labels     *filelabel.Labels // the labels under SELinux or AppArmor; nil: none
-	Consoles   Consoles
-	Pictures   Pictures
-	Agent      agentLine
-	endOnce    sync.Once
-	ends       chan struct{}         // closed when a stop was requested
-	KillTimers [EndNow + 1]sync.Once // by mode: starts the timer that kills the process
-	killOnce   sync.Once
-	kill       chan struct{} // closed when the process must be killed at once
+	Dropped       []event.DomainMediaChange
+	Relays        Relays
+	Labels        *filelabel.Labels // the labels under SELinux or AppArmor; nil: none
+	Consoles      Consoles
+	Screenshots   OpenScreenshots
+	Agent         agentConnection
+	endOnce       sync.Once
+	stopRequested chan struct{}         // closed when a stop was requested
+	KillTimers    [EndNow + 1]sync.Once // by mode: starts the timer that kills the process
+	killOnce      sync.Once
+	killRequested chan struct{} // closed when the process must be killed at once
 }
 
 // OncePerMinute lets a log line through at most once a minute, because a compromised QEMU could trigger it at any
@@ -112,8 +112,8 @@ type release struct {
 }
 
 // NewInstance makes an instance that has no process yet.
-func NewInstance(rec InstanceRecord, dir string, root kernel.Root, log *slog.Logger) *Instance {
-	return &Instance{InstanceRecord: rec, Nodes: nodes{last: rec.LastNode}, Dir: dir, Kernel: root, Log: log, ends: make(chan struct{}), kill: make(chan struct{}), NewSessions: make(chan *qmp.Session)}
+func NewInstance(rec RunRecord, dir string, root kernel.Root, log *slog.Logger) *Instance {
+	return &Instance{RunRecord: rec, Nodes: nodes{last: rec.LastNode}, Dir: dir, Kernel: root, Log: log, stopRequested: make(chan struct{}), killRequested: make(chan struct{}), NewSessions: make(chan *qmp.Session)}
 }
 
 // MonitorSocket is the file name of the monitor's socket in the run directory.
@@ -122,8 +122,8 @@ const MonitorSocket = "monitor.sock"
 // MonitorPath returns the path of the guest's monitor socket.
 func (r *Instance) MonitorPath() string { return filepath.Join(r.Dir, MonitorSocket) }
 
-// Hold pushes a release. Releases run in reverse order.
-func (r *Instance) Hold(what string, do func(context.Context) error) {
+// PushRelease pushes a release. Releases run in reverse order.
+func (r *Instance) PushRelease(what string, do func(context.Context) error) {
 	r.Releases = append(r.Releases, release{what, do})
 }
 
@@ -134,7 +134,7 @@ func (r *Instance) TakeNIC(alias string) (*HeldNIC, func(context.Context) error)
 			continue
 		}
 		r.NICs = append(r.NICs[:i:i], r.NICs[i+1:]...)
-		return &n, r.TakeRelease(n.What())
+		return &n, r.TakeRelease(n.ReleaseName())
 	}
 	return nil, nil
 }
@@ -153,10 +153,10 @@ func (r *Instance) TakeRelease(what string) func(context.Context) error {
 
 // LastDefinition returns the definition that names the guest's resources for their release.
 func (r *Instance) LastDefinition() *domain.Definition {
-	if r.Ended == nil { // the loop never owned it
+	if r.EndDefinition == nil { // the loop never owned it
 		return r.Definition
 	}
-	return r.Ended
+	return r.EndDefinition
 }
 
 // ReleaseAll runs all releases, the newest first, and continues after a failure. Failed releases move to
@@ -200,7 +200,7 @@ func (r *Instance) RemoveDir(context.Context) (err error) {
 func (r *Instance) Connect(s *qmp.Session) {
 	r.Session.Store(s)
 	r.Events, r.EventsSeen, r.ReachedAt = s.Events(), 0, time.Now()
-	r.Lost.Store(nil)
+	r.LostAt.Store(nil)
 }
 
 // Monitor returns the session, or an error that says since when the monitor is lost or silent.
@@ -208,7 +208,7 @@ func (r *Instance) Monitor() (*qmp.Session, error) {
 	if r == nil {
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain is not running")
 	}
-	if since, _ := r.stuck(); !since.IsZero() {
+	if since, _ := r.monitorDown(); !since.IsZero() {
 		return nil, fault.New(fault.Unresponsive, fault.Monitor,
 			"the monitor of domain %q was lost %v ago while QEMU (process %d) still runs; Lodge keeps trying to reconnect",
 			r.Name, time.Since(since).Round(time.Second), r.PID)
@@ -225,12 +225,12 @@ func (r *Instance) Monitor() (*qmp.Session, error) {
 // MonitorLost records that the monitor is lost from now on.
 func (r *Instance) MonitorLost() {
 	now := time.Now()
-	r.Lost.Store(&now)
+	r.LostAt.Store(&now)
 }
 
-// stuck returns since when the monitor is lost, and the missing part. Zero: it is connected.
-func (r *Instance) stuck() (since time.Time, on string) {
-	if at := r.Lost.Load(); at != nil {
+// monitorDown returns since when the monitor is lost, and the missing part. Zero: it is connected.
+func (r *Instance) monitorDown() (since time.Time, on string) {
+	if at := r.LostAt.Load(); at != nil {
 		return *at, "a connection to its monitor"
 	}
 	return time.Time{}, ""
@@ -247,7 +247,7 @@ func (r *Instance) QEMUEvents() <-chan qmp.Event {
 // Exited returns a channel that is closed when the process has ended. It is nil once the loop has noticed
 // that.
 func (r *Instance) Exited() <-chan struct{} {
-	if r == nil || r.Noticed {
+	if r == nil || r.ExitHandled {
 		return nil
 	}
 	return r.Process.Exited()
@@ -280,7 +280,7 @@ func (r *Instance) Ending() bool {
 		return false
 	}
 	select {
-	case <-r.ends:
+	case <-r.stopRequested:
 		return true
 	default:
 		return r.Gone()
@@ -308,9 +308,9 @@ const (
 // End asks the process to end, and kills it as mode says.
 func (r *Instance) End(mode endMode) {
 	r.endOnce.Do(func() {
-		close(r.ends)
-		r.ask()
-		go r.askAgain()
+		close(r.stopRequested)
+		r.terminate()
+		go r.repeatTerminate()
 	})
 	switch mode {
 	case endPolitely:
@@ -325,9 +325,9 @@ func (r *Instance) End(mode endMode) {
 	}
 }
 
-// ask sends SIGTERM, on which QEMU flushes its disks and ends. It reports whether there is still a process
+// terminate sends SIGTERM, on which QEMU flushes its disks and ends. It reports whether there is still a process
 // to signal.
-func (r *Instance) ask() bool {
+func (r *Instance) terminate() bool {
 	err := r.Process.Signal(syscall.SIGTERM)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrClosed) {
 		return false
@@ -338,24 +338,24 @@ func (r *Instance) ask() bool {
 	return true
 }
 
-// firstNudge is the delay before the signal is repeated; each further delay is twice as long. A QEMU with
+// firstRepeat is the delay before the signal is repeated; each further delay is twice as long. A QEMU with
 // nothing to flush ends within milliseconds.
-const firstNudge = 50 * time.Millisecond
+const firstRepeat = 50 * time.Millisecond
 
-// askAgain repeats the signal until the process has ended, is killed or is left to the next daemon. QEMU
+// repeatTerminate repeats the signal until the process has ended, is killed or is left to the next daemon. QEMU
 // 7.2 sometimes loses the wake-up of a signal that arrives between commands, and then sleeps on.
-func (r *Instance) askAgain() {
-	again := time.NewTimer(firstNudge)
+func (r *Instance) repeatTerminate() {
+	again := time.NewTimer(firstRepeat)
 	defer again.Stop()
-	for wait := 2 * firstNudge; ; wait *= 2 {
+	for wait := 2 * firstRepeat; ; wait *= 2 {
 		select {
 		case <-r.Process.Exited():
 			return
-		case <-r.kill:
+		case <-r.killRequested:
 			return
 		case <-again.C:
 		}
-		if !r.ask() {
+		if !r.terminate() {
 			return
 		}
 		again.Reset(wait)
@@ -368,7 +368,7 @@ func (r *Instance) killAfter(patience time.Duration) {
 	defer late.Stop()
 	select {
 	case <-r.Process.Exited():
-	case <-r.kill:
+	case <-r.killRequested:
 	case <-late.C:
 		r.KillNow()
 	}
@@ -377,7 +377,7 @@ func (r *Instance) killAfter(patience time.Duration) {
 // KillNow kills the process with SIGKILL, once.
 func (r *Instance) KillNow() {
 	r.killOnce.Do(func() {
-		close(r.kill)
+		close(r.killRequested)
 		if err := r.Process.Kill(); err != nil && !errors.Is(err, os.ErrClosed) {
 			r.Log.Error("cannot kill QEMU", "pid", r.PID, "error", err)
 		}

@@ -29,7 +29,7 @@ func (p *Progress) read() domain.Progress {
 // MoveMemory runs a job with progress and without a time limit. It ends early only by AbortJob or Destroy.
 func (g *Guest) MoveMemory(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, kind domain.JobKind, plan func(*Progress) (Work, error)) error {
 	p := &Progress{}
-	return g.ask(ctx, sc, &Task{verb: verb, Kind: kind, Progress: p, Plan: func() (Work, error) { return plan(p) }})
+	return g.submit(ctx, sc, &Task{verb: verb, Kind: kind, Progress: p, Plan: func() (Work, error) { return plan(p) }})
 }
 
 // Job returns the guest's current job. Its Kind is JobNone if there is none.
@@ -88,14 +88,14 @@ const Unlimited = 1 << 40
 // Intervals between queries of a migration's progress. They are short at first, because a small guest is
 // saved in milliseconds.
 const (
-	FirstLook = 5 * time.Millisecond
-	LastLook  = 200 * time.Millisecond
+	FirstPoll = 5 * time.Millisecond
+	MaxPoll   = 200 * time.Millisecond
 )
 
-// Halt stops the vCPUs so that the guest's state can be written. QEMU writes it once and refuses again
+// StopVCPUs stops the vCPUs so that the guest's state can be written. QEMU writes it once and refuses again
 // until the guest has run. A guest that was paused during a dump or an aborted save must therefore run for
 // a moment.
-func Halt(ctx context.Context, s *qmp.Session) error {
+func StopVCPUs(ctx context.Context, s *qmp.Session) error {
 	if err := s.Execute(ctx, "stop", nil, nil); err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func Halt(ctx context.Context, s *qmp.Session) error {
 func FollowMigration(ctx context.Context, s *qmp.Session, p *Progress) error {
 	asking := context.WithoutCancel(ctx)
 	aborted := ctx.Done()
-	for wait := FirstLook; ; wait = min(2*wait, LastLook) {
+	for wait := FirstPoll; ; wait = min(2*wait, MaxPoll) {
 		var m Migration
 		if err := s.Execute(asking, "query-migrate", nil, &m); err != nil {
 			return err

@@ -16,8 +16,8 @@ func NoAnswer(err error) bool {
 	return errors.As(err, &silent) || fault.Is(err, fault.Unresponsive)
 }
 
-// GiveOperations gives an instance the operations of its records, or none.
-func (r *Registry) GiveOperations(to *Instance, records []operation.Record) (err error) {
+// SetOperations gives an instance the operations of its records, or none.
+func (r *Registry) SetOperations(to *Instance, records []operation.Record) (err error) {
 	to.Reg = r
 	to.Ops, err = operation.Open(operation.Config[*Instance]{
 		Owner: to, Name: to.UUID, Kinds: r.Kinds,
@@ -99,14 +99,14 @@ func (r *Instance) explainConflict(c *operation.Conflict) error {
 // InLoop runs do in the guest's loop, for an operation. If the loop does not run yet, or no longer, only
 // the caller uses the guest, and do runs at once.
 func (r *Instance) InLoop(ctx context.Context, do func(*Guest) error) error {
-	if r.Guest == nil || r.Alone {
+	if r.Guest == nil || r.BeforeLoop {
 		return do(r.Guest)
 	}
 	return r.Guest.Change(ctx, scope.Daemon("a step of an operation"), "", func() error { return do(r.Guest) })
 }
 
 // unlessEnded runs do for an operation of a running guest. After the guest has ended, the rest of a save or
-// dump is left to GiveBackLater, with everything else that the guest held. It must not run beside the
+// dump is left to RetryReleases, with everything else that the guest held. It must not run beside the
 // guest's next instance: a file of the same name may then belong to another save.
 func (r *Instance) unlessEnded(_ context.Context, do func() error) error {
 	if r.Settling.Load() && r.Ops.HasClass(operation.Move) {

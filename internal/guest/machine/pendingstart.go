@@ -33,7 +33,7 @@ func (r *Registry) ForgetPendingStart(uuid string) {
 	}
 	r.Log.Error("cannot delete an autostart record; trying again", "uuid", uuid, "error", err)
 	r.Loops.Go(func() {
-		_ = UntilDone(r.Life, LastTry, func() error { // fails when the daemon stops
+		_ = RetryUntilDone(r.Life, MaxReleasePause, func() error { // fails when the daemon stops
 			if _, again := r.IsStartPending(uuid); again { // it has crashed since
 				return nil
 			}

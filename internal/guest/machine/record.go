@@ -33,9 +33,9 @@ type Record struct {
 	Followed []string `json:",omitempty"`
 	// Template says that the guest is only cloned, and never started.
 	Template bool `json:",omitempty"`
-	// Fences are the path limits: by disk source or path, the folders in which the file and its backing files
+	// PathLimits are the path limits: by disk source or path, the folders in which the file and its backing files
 	// must lie. They are the folders of the client that brought the path.
-	Fences map[string][]string `json:",omitempty"`
+	PathLimits map[string][]string `json:"Fences,omitempty"`
 }
 
 // Store stores the guest's record, or deletes it if the guest is no longer persistent.
@@ -59,20 +59,20 @@ func (g *Guest) StoreAhead() error {
 
 func (g *Guest) put() error {
 	if g.Inactive == nil {
-		return g.Reg.Store.Delete(Domains, g.Identity)
+		return g.Reg.Store.Delete(Domains, g.UUID)
 	}
-	return g.Reg.Store.Put(Domains, g.Identity, g.Record)
+	return g.Reg.Store.Put(Domains, g.UUID, g.Record)
 }
 
-// Text formats a definition of the running guest for the instance record.
-func (r *Instance) Text(d *domain.Definition) (string, error) {
+// FormatForRecord formats a definition of the running guest for the run record.
+func (r *Instance) FormatForRecord(d *domain.Definition) (string, error) {
 	return domainxml.Format(d, domainxml.Style{Active: true, Secure: true, ID: r.ID})
 }
 
-// InstanceRecord is what a restarted daemon needs to adopt a running guest. It lies in the guest's run
+// RunRecord is what a restarted daemon needs to adopt a running guest. It lies in the guest's run
 // directory. A reboot of the host empties that directory and ends every QEMU, so the record goes with what
 // it describes.
-type InstanceRecord struct {
+type RunRecord struct {
 	Name, UUID string
 	ID         int
 	XML        string // the active definition
@@ -87,9 +87,9 @@ type InstanceRecord struct {
 	NICs       []HeldNIC
 	// Taken are the PCI devices that this instance takes from the host's drivers.
 	Taken []kernel.PCIAddress `json:",omitempty"`
-	// Fences are the path limits of the guest. The store has none for a transient guest, which may become
+	// PathLimits are the path limits of the guest. The store has none for a transient guest, which may become
 	// persistent.
-	Fences map[string][]string `json:",omitempty"`
+	PathLimits map[string][]string `json:"Fences,omitempty"`
 	// User is the user that QEMU runs as, in a sandbox. Nil: it runs as the daemon, without a sandbox.
 	User *sandbox.User `json:",omitempty"`
 	// Isolation names the barriers around QEMU at its launch.
@@ -103,8 +103,8 @@ type InstanceRecord struct {
 	FromManaged bool
 	// Resuming says that the restored guest is about to be resumed, or was just resumed.
 	Resuming bool `json:",omitempty"`
-	// NoRoom are the paths of full disks for which the guest is paused.
-	NoRoom []string
+	// FullDisks are the paths of full disks for which the guest is paused.
+	FullDisks []string `json:"NoRoom"`
 	// KeepTPM says that the TPM state is kept although the guest was undefined while it ran.
 	KeepTPM bool `json:",omitempty"`
 	// MadeNVRAM says that this instance made the guest's UEFI variables, and that no client asked to keep them.
@@ -114,10 +114,10 @@ type InstanceRecord struct {
 	AutoDestroy bool
 }
 
-// Revives reports whether a guest has crashed and is to be started again if its QEMU ends in state s. A guest
-// that ends with its client is not started again: it would run without its client.
-func (r *InstanceRecord) Revives(s lifecycle.State) bool {
-	return s.EndFor == "" && lifecycle.Revives(s.Policy.OnCrash) && !r.AutoDestroy
+// RestartsAfterCrash reports whether a guest has crashed and is to be started again if its QEMU ends in state
+// s. A guest that ends with its client is not started again: it would run without its client.
+func (r *RunRecord) RestartsAfterCrash(s lifecycle.State) bool {
+	return s.EndFor == "" && lifecycle.RestartsOnCrash(s.Policy.OnCrash) && !r.AutoDestroy
 }
 
 // HeldNIC is a host interface that outlives QEMU and must be removed.
@@ -127,8 +127,8 @@ type HeldNIC struct {
 	User *sandbox.User `json:",omitempty"`
 }
 
-// What names the interface in the list of releases.
-func (n *HeldNIC) What() string {
+// ReleaseName names the interface in the list of releases.
+func (n *HeldNIC) ReleaseName() string {
 	if n.User != nil {
 		return "user network of " + n.Alias
 	}
@@ -140,7 +140,7 @@ const RecordFile = "run.json"
 
 // WriteRecord replaces the record atomically: a daemon killed at any moment leaves the old or the new
 // one.
-func WriteRecord(dir string, r *InstanceRecord) error {
+func WriteRecord(dir string, r *RunRecord) error {
 	if err := atomicfile.WriteJSON(filepath.Join(dir, RecordFile), r); err != nil {
 		return fmt.Errorf("cannot write the run record of %q: %w", r.Name, err)
 	}
@@ -148,27 +148,27 @@ func WriteRecord(dir string, r *InstanceRecord) error {
 }
 
 // ReadRecord reads the record of a run directory. It returns nil if there is none.
-func ReadRecord(dir string) (*InstanceRecord, error) {
-	return atomicfile.ReadJSON[InstanceRecord](filepath.Join(dir, RecordFile))
+func ReadRecord(dir string) (*RunRecord, error) {
+	return atomicfile.ReadJSON[RunRecord](filepath.Join(dir, RecordFile))
 }
 
 // WriteInstance updates the running guest's record. If that fails, for example on a full disk, it is repeated
 // until it succeeds: see writeLater.
 func (g *Guest) WriteInstance() {
-	if err := g.journal(); err != nil {
+	if err := g.writeInstanceNow(); err != nil {
 		g.writeLater(err)
 	}
 }
 
-// journal is WriteInstance for a change that must not happen unless the next daemon will know of it: it
+// writeInstanceNow is WriteInstance for a change that must not happen unless the next daemon will know of it: it
 // returns the error and does not repeat the write.
-func (g *Guest) journal() error {
+func (g *Guest) writeInstanceNow() error {
 	r := g.Instance
 	if r == nil {
 		return nil
 	}
-	r.State, r.Since, r.Fences, r.LastNode = g.State, g.Since, g.Record.Fences, r.Nodes.newest()
-	if err := WriteRecord(r.Dir, &r.InstanceRecord); err != nil {
+	r.State, r.Since, r.PathLimits, r.LastNode = g.State, g.Since, g.Record.PathLimits, r.Nodes.newest()
+	if err := WriteRecord(r.Dir, &r.RunRecord); err != nil {
 		return err
 	}
 	r.written()
@@ -185,12 +185,12 @@ func (g *Guest) WriteActive() {
 // WriteActiveNow is WriteActive for a change that must not happen unless the next daemon will know of it: it
 // returns the error and does not repeat the write.
 func (g *Guest) WriteActiveNow() error {
-	text, err := g.Instance.Text(g.Instance.Definition)
+	text, err := g.Instance.FormatForRecord(g.Instance.Definition)
 	if err != nil {
 		return err
 	}
 	g.Instance.XML = text
-	return g.journal()
+	return g.writeInstanceNow()
 }
 
 // ActivePhase maps QEMU's run state to a phase and its reason.

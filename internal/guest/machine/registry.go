@@ -47,17 +47,17 @@ type Config struct {
 	Kernel  kernel.Root
 	// Prepared is how many QEMUs the pool of prepared QEMUs may hold. 0: none.
 	Prepared int
-	// Quarters runs each guest's QEMU in a sandbox as a user of its own. Nil: QEMU runs as the daemon does.
-	Quarters *sandbox.Isolation
-	// GiveRNG adds a virtio-rng to new machines if their document mentions none.
-	GiveRNG bool
+	// Isolation runs each guest's QEMU in a sandbox as a user of its own. Nil: QEMU runs as the daemon does.
+	Isolation *sandbox.Isolation
+	// AddRNG adds a virtio-rng to new machines if their document mentions none.
+	AddRNG bool
 	// Labels is the host's mandatory access control. Nil: guests get no labels, NoLabels says why, and with
 	// LabelsRequired they do not start.
 	Labels         *seclabel.Host
 	NoLabels       error
 	LabelsRequired bool
-	// StayFull leaves guests paused that ran out of disk space on the host.
-	StayFull bool
+	// KeepFullPaused leaves guests paused that ran out of disk space on the host.
+	KeepFullPaused bool
 	// Boot identifies this boot of the host. Empty: unknown.
 	Boot string
 }
@@ -82,10 +82,10 @@ type Registry struct {
 	PendingStarts PendingStarts
 	LabelLeases   filelabel.LabelLeases
 	Devices       DeviceClaims
-	Headers       keylock.Locks[filelabel.FileID] // locks the headers of saved images
-	// Removing locks, by UUID, the files and resources that a guest leaves behind. The next guest of that UUID
+	HeaderLocks   keylock.Locks[filelabel.FileID] // locks the headers of saved images
+	// RemovalLocks locks, by UUID, the files and resources that a guest leaves behind. The next guest of that UUID
 	// is made when the removal is done.
-	Removing keylock.Locks[string]
+	RemovalLocks keylock.Locks[string]
 	// Undefinitions are the open undefine operations, by UUID. Mu guards them.
 	Undefinitions map[string]*operation.Set[*Registry]
 	// LeftLabels are the labels that an earlier daemon left, by guest, until all guests are adopted.
@@ -93,7 +93,7 @@ type Registry struct {
 
 	// Set by newRegistry of package guest, which imports this package.
 	Kinds       operation.Kinds[*Instance]     // of operations on running guests
-	CarryOut    func(*Guest, lifecycle.Effect) // in the guest's loop
+	ApplyEffect func(*Guest, lifecycle.Effect) // in the guest's loop
 	HandleEvent func(*Guest, qmp.Event, bool)  // in the guest's loop
 
 	Mu           sync.RWMutex
@@ -163,8 +163,8 @@ const MaxGuests = 16384
 func (r *Registry) Remove(g *Guest) {
 	r.Mu.Lock()
 	defer r.Mu.Unlock()
-	if r.GuestsByUUID[g.Identity] == g {
-		delete(r.GuestsByUUID, g.Identity)
+	if r.GuestsByUUID[g.UUID] == g {
+		delete(r.GuestsByUUID, g.UUID)
 	}
 	if name := g.Name(); r.GuestsByName[name] == g {
 		delete(r.GuestsByName, name)

@@ -7,9 +7,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// FindLike finds the device that a document means: by its alias if the document has one, otherwise by what
+// FindMatching finds the device that a document means: by its alias if the document has one, otherwise by what
 // identifies a device of that kind.
-func FindLike(s *device.Set, like device.Device) (device.Device, error) {
+func FindMatching(s *device.Set, like device.Device) (device.Device, error) {
 	if alias := like.Common().Alias; alias != "" {
 		if d := s.ByAlias(alias); d != nil && d.Kind() == like.Kind() {
 			return d, nil
@@ -17,11 +17,11 @@ func FindLike(s *device.Set, like device.Device) (device.Device, error) {
 	}
 	var found []device.Device
 	for _, d := range s.All() {
-		if same(d, like) {
+		if matches(d, like) {
 			found = append(found, d)
 		}
 	}
-	if at := like.Common().Address; at != nil && (len(found) > 1 || !named(like)) {
+	if at := like.Common().Address; at != nil && (len(found) > 1 || !isNamed(like)) {
 		found = slices.DeleteFunc(found, func(d device.Device) bool { return !sameAddress(at, d.Common().Address) })
 	}
 	if _, alike := like.(*device.Memory); alike && len(found) > 1 {
@@ -29,16 +29,16 @@ func FindLike(s *device.Set, like device.Device) (device.Device, error) {
 	}
 	switch len(found) {
 	case 0:
-		return nil, fault.New(fault.NotFound, fault.Device, "no %s of the domain matches %s", like.Kind(), identity(like))
+		return nil, fault.New(fault.NotFound, fault.Device, "no %s of the domain matches %s", like.Kind(), describeIdentity(like))
 	case 1:
 		return found[0], nil
 	}
 	return nil, fault.New(fault.Invalid, fault.Device, "more than one %s of the domain matches; name its alias or address", like.Kind())
 }
 
-// named reports whether a device is identified by a name, such as a target or MAC address. The name is the
+// isNamed reports whether a device is identified by a name, such as a target or MAC address. The name is the
 // same in the live and the stored definition, while addresses may differ.
-func named(d device.Device) bool {
+func isNamed(d device.Device) bool {
 	switch d := d.(type) {
 	case *device.Disk, *device.Controller:
 		return true
@@ -50,8 +50,8 @@ func named(d device.Device) bool {
 	return false
 }
 
-// same reports whether the document like means device d.
-func same(d, like device.Device) bool {
+// matches reports whether the document like means device d.
+func matches(d, like device.Device) bool {
 	if d.Kind() != like.Kind() {
 		return false
 	}
@@ -112,8 +112,8 @@ func sameAddress(a, b device.Address) bool {
 	return a == b
 }
 
-// identity describes for messages which device a document means.
-func identity(d device.Device) string {
+// describeIdentity describes for messages which device a document means.
+func describeIdentity(d device.Device) string {
 	switch d := d.(type) {
 	case *device.Disk:
 		return "target " + d.Target

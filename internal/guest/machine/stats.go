@@ -13,24 +13,24 @@ import (
 // StatsCache keeps one guest's newest sample and takes the next one. Only one sample is taken at a time, and all
 // callers wait for that one. So a stuck guest costs one goroutine and one query, however many clients ask.
 type StatsCache struct {
-	Take taker
+	Sample sampleFunc
 
 	// Mu guards the fields below. It is held for a few assignments only.
 	Mu   sync.Mutex
 	Last *Stats
 	// Early holds the kernel's figures for a guest until QEMU has reported its own.
 	Early   *Stats
-	Trouble *Trouble // how the newest sampling failed; nil: it did not
-	Next    *Sampling
+	Failure *SampleFailure // how the newest sampling failed; nil: it did not
+	Current *Sampling
 	Begun   time.Time // when the newest sampling began; zero: there was none
 	Since   time.Time // when the guest started: older samplings belong to an earlier instance
 	// Outdated says that a figure which is sampled rarely has changed.
 	Outdated bool
 }
 
-// taker takes a sample. last is the previous sample, if there is one. thorough asks for all figures, also
+// sampleFunc takes a sample. last is the previous sample, if there is one. thorough asks for all figures, also
 // those that change slowly. early receives the figures that are known before QEMU is asked.
-type taker func(ctx context.Context, last *Stats, thorough bool, early func(*Stats)) (*Stats, error)
+type sampleFunc func(ctx context.Context, last *Stats, thorough bool, early func(*Stats)) (*Stats, error)
 
 // Sampling is a sample in progress. Done is closed when it has ended.
 type Sampling struct {
@@ -40,8 +40,8 @@ type Sampling struct {
 	Err   error
 }
 
-// Trouble is the reason why there is no new sample.
-type Trouble struct {
+// SampleFailure is the reason why there is no new sample.
+type SampleFailure struct {
 	Since time.Time
 	Why   error
 }
@@ -50,7 +50,7 @@ type Trouble struct {
 func (g *StatsCache) Restart(now time.Time) {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
-	g.Last, g.Early, g.Trouble, g.Next = nil, nil, nil, nil
+	g.Last, g.Early, g.Failure, g.Current = nil, nil, nil, nil
 	g.Begun, g.Since, g.Outdated = time.Time{}, now, false
 }
 

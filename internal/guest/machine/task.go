@@ -51,9 +51,9 @@ const (
 // Answer ends the wait of the task's client.
 func (t *Task) Answer(err error) { t.Reply <- err }
 
-// ask hands a task to the loop and waits for its answer, or until ctx or the loop ends. Work that has begun
+// submit hands a task to the loop and waits for its answer, or until ctx or the loop ends. Work that has begun
 // continues without its caller.
-func (g *Guest) ask(ctx context.Context, sc scope.Scope, t *Task) error {
+func (g *Guest) submit(ctx context.Context, sc scope.Scope, t *Task) error {
 	t.Ctx, t.Sc, t.Reply, t.until = ctx, sc, make(chan error, 1), time.Now().Add(WaitForTurn)
 	select {
 	case g.Mailbox <- t:
@@ -81,12 +81,12 @@ func (g *Guest) ask(ctx context.Context, sc scope.Scope, t *Task) error {
 
 // Change runs do in the loop, without waiting for other work.
 func (g *Guest) Change(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, do func() error) error {
-	return g.ask(ctx, sc, &Task{verb: verb, Plan: func() (Work, error) { return nil, do() }})
+	return g.submit(ctx, sc, &Task{verb: verb, Plan: func() (Work, error) { return nil, do() }})
 }
 
 // Perform runs work beside the loop, after the guest's other work.
 func (g *Guest) Perform(ctx context.Context, sc scope.Scope, verb lifecycle.Verb, kind domain.JobKind, limit time.Duration, plan func() (Work, error)) error {
-	return g.ask(ctx, sc, &Task{verb: verb, Kind: kind, Plan: plan, limit: limit})
+	return g.submit(ctx, sc, &Task{verb: verb, Kind: kind, Plan: plan, limit: limit})
 }
 
 // ErrForgotten is in the answer of a guest that was forgotten before it was asked. Nothing of the request was
@@ -144,7 +144,7 @@ func (g *Guest) Begin(t *Task) {
 		t.Answer(context.Cause(t.Ctx))
 		return
 	}
-	err := g.Recover("the judging of a request", func() error { return t.Sc.Authorize(g.Identity) })
+	err := g.Recover("the judging of a request", func() error { return t.Sc.Authorize(g.UUID) })
 	if err == nil {
 		err = lifecycle.Admit(g.State, t.verb)
 	}

@@ -12,7 +12,7 @@ import (
 // A compromised QEMU or TPM emulator nests folders deeper than the daemon may open files. They are removed with
 // the rest, within the daemon's limit of open files. Files outside the folder stay, also if a link leads there.
 // Promise: I20
-func TestFoldersInEachOtherAreRemoved(t *testing.T) {
+func TestRemoveTree_DeepFolders(t *testing.T) {
 	dir := t.TempDir()
 	state, beside := filepath.Join(dir, "state"), filepath.Join(dir, "beside")
 	for _, path := range []string{state, beside} {

@@ -13,76 +13,76 @@ import (
 )
 
 // UniqueKey is a property that no two guests should share: its kind and its value.
-type UniqueKey struct{ What, Value string }
+type UniqueKey struct{ Kind, Value string }
 
 // UniqueIndex is the index of such properties. Each guest's loop updates its own entry, so that a query costs
 // only as much as one guest has, however many guests there are.
 type UniqueIndex struct {
-	mu sync.Mutex
-	of map[string][]UniqueKey // by UUID
-	by map[UniqueKey][]string // UUIDs
+	mu     sync.Mutex
+	byUUID map[string][]UniqueKey // by UUID
+	byKey  map[UniqueKey][]string // UUIDs
 }
 
 // NewUniqueIndex makes an empty index.
 func NewUniqueIndex() *UniqueIndex {
-	return &UniqueIndex{of: map[string][]UniqueKey{}, by: map[UniqueKey][]string{}}
+	return &UniqueIndex{byUUID: map[string][]UniqueKey{}, byKey: map[UniqueKey][]string{}}
 }
 
-// Set replaces the traits of a guest. Nil: it has none.
+// Set replaces the keys of a guest. Nil: it has none.
 func (t *UniqueIndex) Set(uuid string, now []UniqueKey) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, one := range t.of[uuid] {
-		if t.by[one] = slices.DeleteFunc(t.by[one], func(u string) bool { return u == uuid }); len(t.by[one]) == 0 {
-			delete(t.by, one)
+	for _, one := range t.byUUID[uuid] {
+		if t.byKey[one] = slices.DeleteFunc(t.byKey[one], func(u string) bool { return u == uuid }); len(t.byKey[one]) == 0 {
+			delete(t.byKey, one)
 		}
 	}
-	delete(t.of, uuid)
+	delete(t.byUUID, uuid)
 	if len(now) > 0 {
-		t.of[uuid] = now
+		t.byUUID[uuid] = now
 	}
 	for _, one := range now {
-		t.by[one] = append(t.by[one], uuid)
+		t.byKey[one] = append(t.byKey[one], uuid)
 	}
 }
 
-// taken reports whether any guest has the trait.
-func (t *UniqueIndex) taken(one UniqueKey) bool {
+// isTaken reports whether any guest has the key.
+func (t *UniqueIndex) isTaken(one UniqueKey) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.by[one]) > 0
+	return len(t.byKey[one]) > 0
 }
 
-// Others reports whether a guest other than uuid has the trait.
+// Others reports whether a guest other than uuid has the key.
 func (t *UniqueIndex) Others(uuid string, one UniqueKey) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.ContainsFunc(t.by[one], func(u string) bool { return u != uuid })
+	return slices.ContainsFunc(t.byKey[one], func(u string) bool { return u != uuid })
 }
 
-// shared is a trait that a guest shares with others.
-type shared struct {
+// sharedKey is a key that a guest shares with others.
+type sharedKey struct {
 	UniqueKey
-	with []string // UUIDs, at most maxNamed
-	more int      // the number of further guests
+	others []string // UUIDs, at most maxNamed
+	more   int      // the number of further guests
 }
 
 // maxNamed bounds how many guests one message names.
 const maxNamed = 3
 
-func (t *UniqueIndex) shared(uuid string) []shared {
+func (t *UniqueIndex) sharedKeys(uuid string) []sharedKey {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var all []shared
-	for _, one := range t.of[uuid] {
-		others := len(t.by[one]) - 1
+	var all []sharedKey
+	for _, one := range t.byUUID[uuid] {
+		others := len(t.byKey[one]) - 1
 		if others == 0 {
 			continue
 		}
-		s := shared{UniqueKey: one, more: max(0, others-maxNamed)}
-		for _, other := range t.by[one] {
-			if other != uuid && len(s.with) < maxNamed {
-				s.with = append(s.with, other)
+		s := sharedKey{UniqueKey: one, more: max(0, others-maxNamed)}
+		for _, other := range t.byKey[one] {
+			if other != uuid && len(s.others) < maxNamed {
+				s.others = append(s.others, other)
 			}
 		}
 		all = append(all, s)
@@ -90,15 +90,15 @@ func (t *UniqueIndex) shared(uuid string) []shared {
 	return all
 }
 
-// Clashes returns messages for an administrator about traits that a guest shares with others, and about
+// Clashes returns messages for an administrator about keys that a guest shares with others, and about
 // disks with the same serial. Guests that the reader must not see are only counted. A nil sees means that
 // the reader sees all.
 func (r *Registry) Clashes(v *View, sees func(*Guest) bool) []string {
 	var texts []string
-	for _, s := range r.UniqueIndex.shared(v.UUID) {
+	for _, s := range r.UniqueIndex.sharedKeys(v.UUID) {
 		var names []string
 		others := s.more
-		for _, uuid := range s.with {
+		for _, uuid := range s.others {
 			other, err := r.ByUUID(uuid)
 			switch {
 			case err != nil: // it is gone since
@@ -113,11 +113,11 @@ func (r *Registry) Clashes(v *View, sees func(*Guest) bool) []string {
 			names = append(names, fmt.Sprintf("%d more", others))
 		}
 		if len(names) > 0 {
-			texts = append(texts, fmt.Sprintf("%sshares %s %s with domain %s", Tainted, s.What, s.Value, strings.Join(names, ", ")))
+			texts = append(texts, fmt.Sprintf("%sshares %s %s with domain %s", Tainted, s.Kind, s.Value, strings.Join(names, ", ")))
 		}
 	}
 	if d := v.Current(); d != nil {
-		texts = append(texts, twins(d)...)
+		texts = append(texts, duplicateSerials(d)...)
 	}
 	return texts
 }
@@ -128,32 +128,32 @@ func (r *Registry) Advice(v *View, sees func(*Guest) bool) []string {
 }
 
 // MACTaken reports whether any guest has a MAC address.
-func (r *Registry) MACTaken(mac string) bool { return r.UniqueIndex.taken(UniqueKey{macTrait, mac}) }
+func (r *Registry) MACTaken(mac string) bool { return r.UniqueIndex.isTaken(UniqueKey{macKey, mac}) }
 
 const (
-	macTrait = "MAC address"
+	macKey = "MAC address"
 	// NVRAMKey is a file of UEFI variables.
 	NVRAMKey = "UEFI variables"
 )
 
-// traitsOf returns the traits of definitions, each once.
-func (r *Registry) traitsOf(definitions ...*domain.Definition) []UniqueKey {
+// uniqueKeys returns the keys of definitions, each once.
+func (r *Registry) uniqueKeys(definitions ...*domain.Definition) []UniqueKey {
 	var all []UniqueKey
 	for _, d := range definitions {
 		if d != nil {
-			all = append(all, r.identity(d)...)
-			all = append(all, r.possessions(d)...)
+			all = append(all, r.identityKeys(d)...)
+			all = append(all, r.exclusiveKeys(d)...)
 		}
 	}
-	slices.SortFunc(all, func(a, b UniqueKey) int { return cmp.Or(cmp.Compare(a.What, b.What), cmp.Compare(a.Value, b.Value)) })
+	slices.SortFunc(all, func(a, b UniqueKey) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Value, b.Value)) })
 	return slices.DeleteFunc(slices.Compact(all), func(t UniqueKey) bool { return t.Value == "" })
 }
 
-// identity returns the traits that tell guests apart.
-func (r *Registry) identity(d *domain.Definition) []UniqueKey {
+// identityKeys returns the keys that tell guests apart.
+func (r *Registry) identityKeys(d *domain.Definition) []UniqueKey {
 	var all []UniqueKey
 	for _, n := range d.Devices.NICs {
-		all = append(all, UniqueKey{macTrait, n.MAC})
+		all = append(all, UniqueKey{macKey, n.MAC})
 	}
 	if d.GenID != "auto" {
 		all = append(all, UniqueKey{"generation ID", d.GenID})
@@ -173,12 +173,12 @@ func (r *Registry) identity(d *domain.Definition) []UniqueKey {
 	return all
 }
 
-// possessions returns the traits that only one guest can use at a time.
-func (r *Registry) possessions(d *domain.Definition) []UniqueKey {
+// exclusiveKeys returns the keys that only one guest can use at a time.
+func (r *Registry) exclusiveKeys(d *domain.Definition) []UniqueKey {
 	all := []UniqueKey{{NVRAMKey, d.OS.NVRAM.Path}}
 	for _, disk := range d.Devices.Disks {
 		if !disk.ReadOnly && !disk.Shareable && disk.Device != "cdrom" {
-			all = append(all, UniqueKey{"writable disk", r.placeOf(disk.Source)})
+			all = append(all, UniqueKey{"writable disk", r.diskPath(disk.Source)})
 		}
 	}
 	for _, g := range d.Devices.Graphics {
@@ -189,9 +189,9 @@ func (r *Registry) possessions(d *domain.Definition) []UniqueKey {
 	return all
 }
 
-// placeOf returns the path behind a disk, also of a volume that does not exist now. It reads views only, so
+// diskPath returns the path behind a disk, also of a volume that does not exist now. It reads views only, so
 // it does not block.
-func (r *Registry) placeOf(s *device.DiskSource) string {
+func (r *Registry) diskPath(s *device.DiskSource) string {
 	if s == nil || s.Volume == nil {
 		return s.Path()
 	}
@@ -203,9 +203,9 @@ func (r *Registry) placeOf(s *device.DiskSource) string {
 	return s.Volume.Pool + "/" + s.Volume.Volume
 }
 
-// twins returns messages about disks of one guest with the same serial, because the guest uses it to tell
-// its disks apart.
-func twins(d *domain.Definition) []string {
+// duplicateSerials returns messages about disks of one guest with the same serial, because the guest uses it
+// to tell its disks apart.
+func duplicateSerials(d *domain.Definition) []string {
 	var texts []string
 	bySerial := map[string]string{}
 	for _, disk := range d.Devices.Disks {
@@ -220,15 +220,15 @@ func twins(d *domain.Definition) []string {
 	return texts
 }
 
-// noteTraits updates the index if the guest's definitions have changed. It runs in the loop, or before the
+// updateUniqueIndex updates the index if the guest's definitions have changed. It runs in the loop, or before the
 // loop starts.
-func (g *Guest) noteTraits() {
+func (g *Guest) updateUniqueIndex() {
 	var active *domain.Definition
 	if g.Instance != nil {
 		active = g.Instance.Definition
 	}
-	if now := [2]*domain.Definition{g.Inactive, active}; now != g.noted {
-		g.noted = now
-		g.Reg.UniqueIndex.Set(g.Identity, g.Reg.traitsOf(now[:]...))
+	if now := [2]*domain.Definition{g.Inactive, active}; now != g.indexed {
+		g.indexed = now
+		g.Reg.UniqueIndex.Set(g.UUID, g.Reg.uniqueKeys(now[:]...))
 	}
 }

@@ -27,8 +27,8 @@ type View struct {
 	// Template says that the guest is only cloned, and cannot be started.
 	Template bool
 
-	// Due says that a start is pending: the guest crashed, or could not be started at boot.
-	Due bool
+	// StartPending says that a start is pending: the guest crashed, or could not be started at boot.
+	StartPending bool
 
 	// Quarantined says that its QEMU runs on and could not be adopted. Possibly neither definition is
 	// known.
@@ -39,19 +39,19 @@ type View struct {
 	// Inactive is the definition of the next start. Nil: the guest is transient.
 	Inactive *domain.Definition
 
-	// Written is the stored size of the definitions, in bytes.
-	Written uint64
+	// StoredBytes is the stored size of the definitions, in bytes.
+	StoredBytes uint64
 
 	// LastJob is the last finished job that moved memory.
 	LastJob domain.Progress
 	// Job is the current job, without its progress: see Guest.Job.
 	Job      domain.Progress
 	progress *Progress
-	// Owed says that the guest will be resumed without its user: when QEMU answers about an interrupted
+	// WillResume says that the guest will be resumed without its user: when QEMU answers about an interrupted
 	// operation such as a save, when its disk has space again, or when its panic has been dumped.
-	Owed bool
-	// Fences are the path limits of the record. The map is replaced, never changed.
-	Fences map[string][]string
+	WillResume bool
+	// PathLimits are the path limits of the record. The map is replaced, never changed.
+	PathLimits map[string][]string
 
 	// StuckSince is when the monitor was lost or stopped answering. Zero: it answers.
 	StuckSince time.Time
@@ -79,23 +79,23 @@ func (g *Guest) View() *View { return g.LastView.Load() }
 
 // Publish makes the loop's present state readable for others.
 func (g *Guest) Publish() {
-	g.noteTraits()
+	g.updateUniqueIndex()
 	v := &View{
-		ID: g.ID(), Name: g.Record.Name, UUID: g.Identity,
+		ID: g.ID(), Name: g.Record.Name, UUID: g.UUID,
 		State: g.State.Phase, Reason: g.State.Reason, Since: g.Since,
 		Persistent: g.Inactive != nil, Autostart: g.Record.Autostart, AutostartOnce: g.Record.AutostartOnce,
-		ManagedSave: g.Record.ManagedSave, Template: g.Record.Template, Inactive: g.Inactive, LastJob: g.lastJob, Fences: g.Record.Fences,
-		Written: uint64(len(g.Record.XML) + len(g.Record.Submitted)), Due: g.Revival.Cancel != nil,
+		ManagedSave: g.Record.ManagedSave, Template: g.Record.Template, Inactive: g.Inactive, LastJob: g.lastJob, PathLimits: g.Record.PathLimits,
+		StoredBytes: uint64(len(g.Record.XML) + len(g.Record.Submitted)), StartPending: g.Restarts.Cancel != nil,
 	}
 	if g.Instance != nil {
-		v.Written = max(v.Written, uint64(len(g.Instance.XML)+len(g.Instance.Submitted)))
+		v.StoredBytes = max(v.StoredBytes, uint64(len(g.Instance.XML)+len(g.Instance.Submitted)))
 		v.PID, v.Active, v.Updated, v.Messages = g.Instance.PID, g.Instance.Definition, g.Instance.Updated, g.Instance.Messages
-		v.StuckSince, v.StuckOn = g.Instance.stuck()
+		v.StuckSince, v.StuckOn = g.Instance.monitorDown()
 		v.Isolation = g.Instance.Isolation
-		v.Owed = g.Instance.Ops.HasClass(operation.Move) || g.Instance.Resuming || g.State.Restarting || g.State.Dumping || len(g.Instance.NoRoom) > 0
+		v.WillResume = g.Instance.Ops.HasClass(operation.Move) || g.Instance.Resuming || g.State.Restarting || g.State.Dumping || len(g.Instance.FullDisks) > 0
 	}
-	if g.Revival.Words != "" {
-		v.Messages = append([]string{g.Revival.Words}, v.Messages...)
+	if g.Restarts.Message != "" {
+		v.Messages = append([]string{g.Restarts.Message}, v.Messages...)
 	}
 	if g.Quarantine != "" {
 		v.Quarantined, v.Messages = true, append([]string{g.Quarantine}, v.Messages...)

@@ -53,7 +53,7 @@ func AgentShutdown(ctx context.Context, r *machine.Instance, def *domain.Definit
 // The agent takes one command at a time. A command that had to wait for another is authorized again before it is
 // sent.
 func Agent(ctx context.Context, g *machine.Guest, sc scope.Scope, command string, args, into any, limit time.Duration) error {
-	if err := sc.Authorize(g.UUID()); err != nil {
+	if err := sc.Authorize(g.UUID); err != nil {
 		return err
 	}
 	v, r := g.View(), g.Live.Load()
@@ -72,13 +72,13 @@ func Agent(ctx context.Context, g *machine.Guest, sc scope.Scope, command string
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	return withAgent(ctx, r, v.Active, func(s *agent.Session) error {
-		return s.ExecuteIf(ctx, func() error { return sc.Authorize(g.UUID()) }, command, args, into)
+		return s.ExecuteIf(ctx, func() error { return sc.Authorize(g.UUID) }, command, args, into)
 	})
 }
 
 // AgentCommand sends the agent a command of the user, as JSON, and returns its answer.
 func AgentCommand(ctx context.Context, g *machine.Guest, sc scope.Scope, command string, limit time.Duration) (string, error) {
-	if err := sc.Authorize(g.UUID()); err != nil {
+	if err := sc.Authorize(g.UUID); err != nil {
 		return "", err
 	}
 	var c struct {

@@ -17,22 +17,22 @@ import (
 // freezeLimit is how long freezing and trimming may take. Both wait for the guest's disks.
 const freezeLimit = 60 * time.Second
 
-// MaxAgentNames bounds the length of a list from an agent. MaxTold bounds a text, in bytes: longer ones are
+// MaxAgentNames bounds the length of a list from an agent. MaxPrintable bounds a text, in bytes: longer ones are
 // cut.
 const (
 	MaxAgentNames = 1024
-	MaxTold       = 4096
+	MaxPrintable  = 4096
 )
 
-// Told returns a text from an agent without control characters, which could steer the terminal of the
+// Printable returns a text from an agent without control characters, which could steer the terminal of the
 // client.
-func Told(text string) string {
+func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return -1
 		}
 		return r
-	}, strings.ToValidUTF8(text[:min(len(text), MaxTold)], "?"))
+	}, strings.ToValidUTF8(text[:min(len(text), MaxPrintable)], "?"))
 }
 
 // Freeze makes the guest hold back writes to the file systems at these mount points, or to all of them. It
@@ -85,7 +85,7 @@ func AgentHostname(ctx context.Context, g *machine.Guest, sc scope.Scope) (strin
 		Name string `json:"host-name"`
 	}
 	err := Agent(ctx, g, sc, "guest-get-host-name", nil, &answer, 0)
-	return Told(answer.Name), err
+	return Printable(answer.Name), err
 }
 
 // LeaseHostname returns the host name that the guest sent with its DHCP request.
@@ -164,9 +164,9 @@ func FileSystems(ctx context.Context, g *machine.Guest, sc scope.Scope) ([]FileS
 	def := g.View().Current()
 	all := make([]FileSystem, 0, len(answer))
 	for _, a := range answer {
-		f := FileSystem{Name: Told(a.Name), MountPoint: Told(a.MountPoint), Type: Told(a.Type), Total: a.Total, Used: a.Used}
+		f := FileSystem{Name: Printable(a.Name), MountPoint: Printable(a.MountPoint), Type: Printable(a.Type), Total: a.Total, Used: a.Used}
 		for _, d := range a.Disk[:min(len(a.Disk), MaxAgentNames)] {
-			f.Disks = append(f.Disks, FileSystemDisk{Target: d.TargetName(def), Serial: Told(d.Serial), Device: Told(d.Dev)})
+			f.Disks = append(f.Disks, FileSystemDisk{Target: d.TargetName(def), Serial: Printable(d.Serial), Device: Printable(d.Dev)})
 		}
 		all = append(all, f)
 	}
@@ -207,7 +207,7 @@ func Users(ctx context.Context, g *machine.Guest, sc scope.Scope) ([]User, error
 	err := Agent(ctx, g, sc, "guest-get-users", nil, &all, 0)
 	all = all[:min(len(all), MaxAgentNames)]
 	for i := range all {
-		all[i].Name, all[i].Domain = Told(all[i].Name), Told(all[i].Domain)
+		all[i].Name, all[i].Domain = Printable(all[i].Name), Printable(all[i].Domain)
 	}
 	return all, err
 }
@@ -223,7 +223,7 @@ func OSInfo(ctx context.Context, g *machine.Guest, sc scope.Scope) (map[string]s
 	}
 	words := map[string]string{}
 	for name, text := range info {
-		words[Told(name)] = Told(text)
+		words[Printable(name)] = Printable(text)
 	}
 	return words, nil
 }
@@ -240,5 +240,5 @@ func Timezone(ctx context.Context, g *machine.Guest, sc scope.Scope) (name strin
 	if day := int64(24 * 60 * 60); answer.Offset > day || answer.Offset < -day {
 		return "", 0, fault.New(fault.Failed, fault.Agent, "the agent reports a time zone %d seconds ahead of UTC, which does not exist", answer.Offset)
 	}
-	return Told(answer.Zone), time.Duration(answer.Offset) * time.Second, nil
+	return Printable(answer.Zone), time.Duration(answer.Offset) * time.Second, nil
 }

@@ -20,16 +20,16 @@ import (
 // passes the connection to QEMU. QEMU cannot reconnect that way. If it must, it connects to a relay of the
 // daemon.
 
-// connectFor connects the character device of an alias to the socket in its definition.
-func connectFor(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qemu.Plan, alias string, b *device.Backend) error {
+// connectChar connects the character device of an alias to the socket in its definition.
+func connectChar(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qemu.Plan, alias string, b *device.Backend) error {
 	if p.Sockets[alias] != nil || p.Relays[alias] != "" {
 		return nil // the first console is the first serial port
 	}
 	held := sc.FoldersFor(b.Path)
 	if b.Reconnects() {
-		path, err := start(&r.Relays, r, alias, b.Path, held)
+		path, err := startRelay(&r.Relays, r, alias, b.Path, held)
 		if err != nil {
-			return fault.Wrap(err, machine.Failure(err), fault.Host, "cannot make a relay to the socket %s", b.Path)
+			return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot make a relay to the socket %s", b.Path)
 		}
 		if p.Relays == nil {
 			p.Relays = map[string]string{}
@@ -37,12 +37,12 @@ func connectFor(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qem
 		p.Relays[alias] = path
 		return nil
 	}
-	conn, err := machine.ConnectHeld(ctx, b.Path, held)
+	conn, err := machine.ConnectPermitted(ctx, b.Path, held)
 	if err != nil {
-		return fault.Wrap(err, machine.Failure(err), fault.Host, "cannot connect to the socket %s", b.Path)
+		return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot connect to the socket %s", b.Path)
 	}
 	defer conn.Close()
-	f, err := machine.CopyOf(conn, b.Path)
+	f, err := machine.DupConn(conn, b.Path)
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot pass the socket %s to QEMU", b.Path)
 	}
@@ -57,9 +57,9 @@ func connectFor(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qem
 // by a link to any other, and the daemon connects as root. There, dial accepts only a peer that runs as
 // QEMU's user.
 func Dial(ctx context.Context, r *machine.Instance, path string) (net.Conn, error) {
-	conn, err := connect(ctx, path)
+	conn, err := connectSocket(ctx, path)
 	if err != nil {
-		return nil, fault.Wrap(err, machine.Failure(err), fault.Device, "cannot connect to %s", path)
+		return nil, fault.Wrap(err, machine.FailureKind(err), fault.Device, "cannot connect to %s", path)
 	}
 	if r.User == nil || filepath.Dir(path) != OwnPath(r) {
 		return conn, nil
@@ -71,9 +71,9 @@ func Dial(ctx context.Context, r *machine.Instance, path string) (net.Conn, erro
 	return conn, nil
 }
 
-// connect connects to the socket at path. safepath refuses links of untrusted owners: with one, a user who
+// connectSocket connects to the socket at path. safepath refuses links of untrusted owners: with one, a user who
 // may write to the folder could direct the daemon, as root, to any other socket.
-func connect(ctx context.Context, path string) (net.Conn, error) {
+func connectSocket(ctx context.Context, path string) (net.Conn, error) {
 	at, err := safepath.Open(path)
 	if err != nil {
 		return nil, err

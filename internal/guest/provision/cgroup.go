@@ -93,21 +93,21 @@ func Limits(d *domain.Definition) kernel.Limits {
 func Launch(ctx context.Context, r *machine.Registry, sc scope.Scope, def *domain.Definition, c *qemu.Command, log *os.File, dir string, u *sandbox.User, finish func(*sandbox.Spec) error) (*qemuprocess.Process, error) {
 	spec := qemuprocess.Spec{Binary: def.Devices.Emulator, Args: c.Args, Files: c.Files, Log: log}
 	if u == nil {
-		spec.Env, spec.Dir = overruled(os.Environ(), c.Env), dir
+		spec.Env, spec.Dir = overrideEnvironment(os.Environ(), c.Env), dir
 		return qemuprocess.Launch(ctx, spec)
 	}
-	place, err := chamberOf(ctx, r, sc, def, *u, dir)
+	place, err := sandboxSpec(ctx, r, sc, def, *u, dir)
 	if err != nil {
 		return nil, err
 	}
-	defer closeShown(place)
+	defer closeSandboxFiles(place)
 	place.Program = def.Devices.Emulator
 	if err := finish(place); err != nil {
 		return nil, err
 	}
 	own := place.WritableDirs[0].Path
-	spec.Builder, spec.Sandbox, spec.Dir = r.Quarters.Builder, place, own
-	spec.Env = overruled(Environment(own), c.Env)
+	spec.Builder, spec.Sandbox, spec.Dir = r.Isolation.Builder, place, own
+	spec.Env = overrideEnvironment(Environment(own), c.Env)
 	return qemuprocess.Launch(ctx, spec)
 }
 
@@ -161,10 +161,10 @@ func PinThreads(ctx context.Context, r *machine.Registry, run *machine.Instance)
 // Repin binds the threads with a different binding in two definitions.
 func Repin(ctx context.Context, r *machine.Registry, s *qmp.Session, run *machine.Instance, before, after *domain.CPUTune) error {
 	moved := map[string]topology.CPUSet{}
-	for index, to := range rebound(before.VCPUPins, after.VCPUPins) {
+	for index, to := range changedBindings(before.VCPUPins, after.VCPUPins) {
 		moved["vcpu"+strconv.FormatUint(uint64(index), 10)] = to
 	}
-	for id, to := range rebound(before.IOThreadPins, after.IOThreadPins) {
+	for id, to := range changedBindings(before.IOThreadPins, after.IOThreadPins) {
 		moved["iothread"+strconv.FormatUint(uint64(id), 10)] = to
 	}
 	if !after.EmulatorPin.Equal(before.EmulatorPin) {
@@ -190,8 +190,8 @@ func Repin(ctx context.Context, r *machine.Registry, s *qmp.Session, run *machin
 	return nil
 }
 
-// rebound returns the new CPUs of each thread with a changed binding. The empty set means any CPU.
-func rebound(before, after map[uint]topology.CPUSet) map[uint]topology.CPUSet {
+// changedBindings returns the new CPUs of each thread with a changed binding. The empty set means any CPU.
+func changedBindings(before, after map[uint]topology.CPUSet) map[uint]topology.CPUSet {
 	moved := map[uint]topology.CPUSet{}
 	for n, was := range before {
 		if to, bound := after[n]; !bound || !to.Equal(was) {

@@ -21,7 +21,7 @@ import (
 func IsOver(r *machine.Instance) bool { return r.Process == nil || r.Gone() }
 
 // ForgetNote removes the note that protects an image while QEMU could write to it.
-func ForgetNote(ctx context.Context, w machine.Written) error {
+func ForgetNote(ctx context.Context, w machine.LentImage) error {
 	_, err := fsguard.Do(ctx, w.Path, func() (bool, error) { return image.RemoveRecord(w.Path, image.Format(w.Format)) }, nil)
 	if fault.Is(err, fault.NotFound) {
 		return nil
@@ -51,11 +51,11 @@ func FindDisk(ctx context.Context, r *machine.Registry, sc scope.Scope, run *mac
 	}
 	path, format, err := Source(r, d)
 	if err != nil {
-		return a, false, absent(err)
+		return a, false, asAbsence(err)
 	}
 	chain, err := image.OpenChain(ctx, sc, path, format)
 	if err != nil {
-		return a, false, absent(fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err))
+		return a, false, asAbsence(fmt.Errorf("cannot use the source of disk %s: %w", d.Target, err))
 	}
 	defer chain.Close()
 	if err := checkEncrypted(d, chain[0].Encrypted); err != nil {
@@ -85,9 +85,9 @@ func FindDisk(ctx context.Context, r *machine.Registry, sc scope.Scope, run *mac
 	return a, true, nil
 }
 
-// forked is how long a new child of the daemon may hold the daemon's open files: until it executes its
+// forkDelay is how long a new child of the daemon may hold the daemon's open files: until it executes its
 // program.
-const forked = 128 * time.Millisecond
+const forkDelay = 128 * time.Millisecond
 
 // checkAlone refuses a disk that another process has open for writing: the guest's data would be lost or
 // read. The guest's own QEMU may have it open: a paused QEMU closes a detached disk only when the guest
@@ -98,7 +98,7 @@ func checkAlone(ctx context.Context, r *machine.Registry, run *machine.Instance,
 	}
 	look := func() error { return image.CheckNoWriter(top.File) }
 	err := fsguard.Run(ctx, top.Path, look)
-	for pause := time.Millisecond; fault.Is(err, fault.Busy) && pause < forked; pause *= 2 {
+	for pause := time.Millisecond; fault.Is(err, fault.Busy) && pause < forkDelay; pause *= 2 {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -109,16 +109,16 @@ func checkAlone(ctx context.Context, r *machine.Registry, run *machine.Instance,
 	if run.PID == 0 || !fault.Is(err, fault.Busy) {
 		return err
 	}
-	if at, _, e := filelabel.WhereIs(top.File); e == nil && r.Kernel.HasOpen(run.PID, at) {
+	if at, _, e := filelabel.PathAndID(top.File); e == nil && r.Kernel.HasOpen(run.PID, at) {
 		return nil
 	}
 	return err
 }
 
-// TakeBackDisks checks the headers of a guest's writable images after its QEMU has ended. A backing file
+// CheckWrittenDisks checks the headers of a guest's writable images after its QEMU has ended. A backing file
 // name that QEMU was not given is not followed.
-func TakeBackDisks(ctx context.Context, r *machine.Registry, run *machine.Instance) error {
-	ctx, stop := context.WithTimeout(ctx, machine.CloseTime)
+func CheckWrittenDisks(ctx context.Context, r *machine.Registry, run *machine.Instance) error {
+	ctx, stop := context.WithTimeout(ctx, machine.CloseTimeout)
 	defer stop()
 	for _, d := range run.LastDefinition().Devices.Disks {
 		if d.Source == nil || d.ReadOnly {
@@ -155,19 +155,19 @@ func Source(r *machine.Registry, d *device.Disk) (path string, format image.Form
 	return path, format, nil
 }
 
-// ReholdRest pushes the releases of an adopted guest's display ports, relays, control group and TPM.
-func ReholdRest(r *machine.Registry, run *machine.Instance) {
+// ReholdHostResources pushes the releases of an adopted guest's display ports, relays, control group and TPM.
+func ReholdHostResources(r *machine.Registry, run *machine.Instance) {
 	for _, g := range run.Definition.Devices.Graphics {
 		if g.Port > 0 {
-			hold(&r.Ports, g.Port)
-			run.Hold("display port", func(context.Context) error { GivePortBack(&r.Ports, g.Port); return nil })
+			reservePort(&r.Ports, g.Port)
+			run.PushRelease("display port", func(context.Context) error { GivePortBack(&r.Ports, g.Port); return nil })
 		}
 	}
-	relayAgain(r, run)
+	restartRelays(r, run)
 	group := r.Cgroups.Guest(run.UUID)
-	run.Hold("disks", func(ctx context.Context) error { return TakeBackDisks(ctx, r, run) })
-	run.Hold("sockets", func(ctx context.Context) error { return RemoveSockets(ctx, run) })
-	run.Hold("control group", group.Clear)
+	run.PushRelease("disks", func(ctx context.Context) error { return CheckWrittenDisks(ctx, r, run) })
+	run.PushRelease("sockets", func(ctx context.Context) error { return RemoveSockets(ctx, run) })
+	run.PushRelease("control group", group.Clear)
 	HoldTPMs(r, run)
 }
 

@@ -18,9 +18,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// placeDisplays lets displays make their sockets at the paths of the definition. QEMU gets a directory of
+// allowDisplaySockets lets displays make their sockets at the paths of the definition. QEMU gets a directory of
 // its own in place of the socket's directory, and a link at the socket's path leads into it.
-func placeDisplays(ctx context.Context, r *machine.Registry, sc scope.Scope, def *domain.Definition, c *sandbox.Spec) error {
+func allowDisplaySockets(ctx context.Context, r *machine.Registry, sc scope.Scope, def *domain.Definition, c *sandbox.Spec) error {
 	own := c.WritableDirs[0]
 	for _, path := range displaySockets(def, own.Path) {
 		dir := filepath.Join(own.HostPath, fmt.Sprintf("display%d", len(c.WritableDirs)))
@@ -32,7 +32,7 @@ func placeDisplays(ctx context.Context, r *machine.Registry, sc scope.Scope, def
 			err = linkSocket(ctx, sc, filepath.Join(dir, filepath.Base(path)), path, r.RunDir)
 		}
 		if err != nil {
-			return fault.Wrap(err, machine.Failure(err), fault.Host, "cannot prepare the directory of the display's socket %s", path)
+			return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot prepare the directory of the display's socket %s", path)
 		}
 		c.WritableDirs = append(c.WritableDirs, sandbox.WritableDir{HostPath: dir, Path: filepath.Dir(path)})
 	}

@@ -26,11 +26,11 @@ func EmulatorIn(r *machine.Registry, dir string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return guestAmong(r, append(inGroup, there...), dir)
+	return findQEMU(r, append(inGroup, there...), dir)
 }
 
-// guestAmong finds the QEMU of a run directory among processes. It returns 0 if none of them is it.
-func guestAmong(r *machine.Registry, pids []int, dir string) (int, error) {
+// findQEMU finds the QEMU of a run directory among processes. It returns 0 if none of them is it.
+func findQEMU(r *machine.Registry, pids []int, dir string) (int, error) {
 	for _, pid := range pids {
 		command, err := r.Kernel.Command(pid)
 		if err != nil {
@@ -43,9 +43,9 @@ func guestAmong(r *machine.Registry, pids []int, dir string) (int, error) {
 	return 0, nil
 }
 
-// Clear removes the run directory of a guest that has ended, and releases the resources that need no record.
+// ClearRunDir removes the run directory of a guest that has ended, and releases the resources that need no record.
 // It refuses while a QEMU still works there.
-func Clear(ctx context.Context, r *machine.Registry, dir string) error {
+func ClearRunDir(ctx context.Context, r *machine.Registry, dir string) error {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -18,9 +18,9 @@ import (
 // nothing else: not a document that a client returns, an export, an imported tree, or a saved image. An
 // existing machine keeps its hardware.
 
-// givenRNG is the alias of a source that Lodge added. The alias shows in every document where the device
+// addedRNGAlias is the alias of a source that Lodge added. The alias shows in every document where the device
 // came from. It moves with the definition and ends with the device, so nothing else must be stored.
-const givenRNG = "ua-lodge-rng"
+const addedRNGAlias = "ua-lodge-rng"
 
 // MarksNamespace is the namespace of the element in <metadata> for settings that libvirt cannot express.
 // Package fleet reads most of it.
@@ -28,7 +28,7 @@ const MarksNamespace = "https://lodge-kvm.github.io/xmlns/guest/1.0"
 
 // NewRNG returns the source that Lodge adds: /dev/urandom, which neither blocks nor runs dry.
 func NewRNG() *device.RNG {
-	return &device.RNG{Info: device.Info{Alias: givenRNG}, Model: "virtio", Backend: "random", Path: "/dev/urandom"}
+	return &device.RNG{Info: device.Info{Alias: addedRNGAlias}, Model: "virtio", Backend: "random", Path: "/dev/urandom"}
 }
 
 // LacksRNG reports whether a definition, as its document says it, is that of a new machine without any
@@ -67,7 +67,7 @@ func declinesRNG(metadata string) bool {
 // other device moves. It returns nil if there is no such slot: the machine has no PCI, or QEMU lacks the
 // device.
 func WithRNG(d *domain.Definition, caps *qemucaps.Capabilities) *domain.Definition {
-	if !caps.HasDevice("virtio-rng-pci") || !caps.HasObject("rng-random") || d.Devices.ByAlias(givenRNG) != nil {
+	if !caps.HasDevice("virtio-rng-pci") || !caps.HasObject("rng-random") || d.Devices.ByAlias(addedRNGAlias) != nil {
 		return nil
 	}
 	with, rng := d.Clone(), NewRNG()
@@ -80,15 +80,15 @@ func WithRNG(d *domain.Definition, caps *qemucaps.Capabilities) *domain.Definiti
 	return with
 }
 
-// Understood is a parsed document: plain as it is, and given with the added random number source. given is
-// nil if none is added.
-type Understood struct{ Plain, Given *domain.Definition }
+// ParsedDefinition is a parsed document: Plain as it is, and WithRNG with the added random number source.
+// WithRNG is nil if none is added.
+type ParsedDefinition struct{ Plain, WithRNG *domain.Definition }
 
-// After chooses by the guest's previous definition; nil: the guest is new. A guest without a source stays
+// Choose chooses by the guest's previous definition; nil: the guest is new. A guest without a source stays
 // without. A guest that Lodge gave one keeps it when its user defines the same document again.
-func (u Understood) After(before *domain.Definition) *domain.Definition {
-	if u.Given != nil && (before == nil || before.Devices.ByAlias(givenRNG) != nil) {
-		return u.Given
+func (u ParsedDefinition) Choose(before *domain.Definition) *domain.Definition {
+	if u.WithRNG != nil && (before == nil || before.Devices.ByAlias(addedRNGAlias) != nil) {
+		return u.WithRNG
 	}
 	return u.Plain
 }
@@ -117,10 +117,10 @@ func ReportDecisions(g *machine.Guest) {
 // Decisions returns the settings that Lodge chose for the guest without being asked.
 func Decisions(v *machine.View) []Decision {
 	d := v.Current()
-	if d == nil || d.Devices.ByAlias(givenRNG) == nil {
+	if d == nil || d.Devices.ByAlias(addedRNGAlias) == nil {
 		return nil
 	}
-	undo := fmt.Sprintf("virsh detach-device-alias %s %s --config", fault.Word(v.Name), givenRNG)
+	undo := fmt.Sprintf("virsh detach-device-alias %s %s --config", fault.Word(v.Name), addedRNGAlias)
 	if !v.Persistent {
 		undo = `a document with rng="no" among its marks`
 	}

@@ -7,9 +7,9 @@ import (
 )
 
 // A guest with a time zone in its clock element gets that zone, and not the daemon's.
-func TestADefinitionOverrulesTheDaemonsEnvironment(t *testing.T) {
+func TestOverrideEnvironment(t *testing.T) {
 	t.Setenv("TZ", "Asia/Tokyo")
-	env := overruled(Environment("/own"), []string{"TZ=Europe/Berlin"})
+	env := overrideEnvironment(Environment("/own"), []string{"TZ=Europe/Berlin"})
 	zones := slices.DeleteFunc(slices.Clone(env), func(e string) bool { return !strings.HasPrefix(e, "TZ=") })
 	if !slices.Equal(zones, []string{"TZ=Europe/Berlin"}) || !slices.Contains(env, "HOME=/own") {
 		t.Errorf("it has %v", env)

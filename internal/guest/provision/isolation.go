@@ -20,7 +20,7 @@ type Isolation struct {
 // HostIsolation returns how guests that start now are isolated. The view of a running guest has that of its own
 // start.
 func HostIsolation(r *machine.Registry) Isolation {
-	if r.Quarters == nil {
+	if r.Isolation == nil {
 		return Isolation{Lacking: []string{"all: the daemon was started with --isolation=off"}}
 	}
 	i := Isolation{On: true, InForce: Barriers(r, &domain.Definition{})}
@@ -29,7 +29,7 @@ func HostIsolation(r *machine.Registry) Isolation {
 	} else if r.NoLabels != nil {
 		i.Lacking = append(i.Lacking, fmt.Sprintf("labels (%v)", r.NoLabels))
 	}
-	i.Lacking = append(i.Lacking, r.Quarters.Builder.Missing()...)
+	i.Lacking = append(i.Lacking, r.Isolation.Builder.Missing()...)
 	absent := r.Cgroups.Absent()
 	for _, c := range []kernel.Controller{kernel.DeviceController, kernel.PIDsController, kernel.HugePages} {
 		if why, is := absent[c]; is {
@@ -45,7 +45,7 @@ const callBarrier, ringBarrier = "calls", "io_uring"
 // Barriers names the barriers around the QEMU of a guest that starts now.
 func Barriers(r *machine.Registry, def *domain.Definition) []string {
 	all := []string{"user", "root", "capabilities"}
-	if !needsNetwork(def) && r.Quarters.Builder.HasNetNS() {
+	if !needsNetwork(def) && r.Isolation.Builder.HasNetNS() {
 		all = append(all, "network")
 	}
 	if r.Cgroups.Has(kernel.DeviceController) {
@@ -54,13 +54,13 @@ func Barriers(r *machine.Registry, def *domain.Definition) []string {
 	if r.Cgroups.Has(kernel.PIDsController) {
 		all = append(all, "threads")
 	}
-	if r.Quarters.Builder.HasSeccomp() {
+	if r.Isolation.Builder.HasSeccomp() {
 		all = append(all, callBarrier)
 		if !needsRings(def) {
 			all = append(all, ringBarrier)
 		}
 	}
-	if r.Quarters.Builder.HasCoreScheduling() {
+	if r.Isolation.Builder.HasCoreScheduling() {
 		all = append(all, "cores")
 	}
 	return all
@@ -91,7 +91,7 @@ type SecurityModel struct {
 // SecurityModels returns the models of guests that start now. The host's mandatory access control comes
 // first.
 func SecurityModels(r *machine.Registry) []SecurityModel {
-	if r.Quarters == nil {
+	if r.Isolation == nil {
 		return nil
 	}
 	models := []SecurityModel{{Name: dac, DOI: "0"}}

@@ -71,8 +71,8 @@ func checkSourceLabel(r *machine.Registry, d *device.Disk) error {
 	return nil
 }
 
-// WishOf returns the label that a starting guest is to get. on is false if it gets none.
-func WishOf(r *machine.Registry, def *domain.Definition) (w seclabel.Request, on bool, err error) {
+// LabelRequest returns the label that a starting guest is to get. on is false if it gets none.
+func LabelRequest(r *machine.Registry, def *domain.Definition) (w seclabel.Request, on bool, err error) {
 	if r.LabelsRequired && r.NoLabels != nil {
 		return w, false, fault.New(fault.Unsupported, fault.Host, "guests need labels here (--security-labels=require), and this host cannot provide them: %v", r.NoLabels)
 	}
@@ -133,7 +133,7 @@ func labelDir(r *machine.Registry) string { return filepath.Join(r.DataDir, "lab
 // NewLabels makes the labels of a guest that starts; nil: the host enforces none.
 func NewLabels(r *machine.Registry, uuid string, g seclabel.Guest, log *slog.Logger) *filelabel.Labels {
 	l := &filelabel.Labels{
-		Host: r.Labels, Book: &r.LabelLeases, Log: log, UUID: uuid, Path: filepath.Join(labelDir(r), uuid+filelabel.LabelSuffix),
+		Host: r.Labels, Leases: &r.LabelLeases, Log: log, UUID: uuid, Path: filepath.Join(labelDir(r), uuid+filelabel.LabelSuffix),
 		Turn: make(chan struct{}, 1), Labelled: filelabel.Labelled{Guest: g}, Root: r.Kernel,
 	}
 	if l.Host != nil {
@@ -159,7 +159,7 @@ func LoadLabels(r *machine.Registry) {
 			continue
 		}
 		for _, f := range l.Files {
-			r.LabelLeases.Restore(f.FileID, l.User(f.For), f.Before, f.After)
+			r.LabelLeases.Restore(f.FileID, l.LeaseUser(f.For), f.Before, f.After)
 		}
 		if r.Labels != nil {
 			r.Labels.Reserve(l.Guest, uuid)
@@ -188,7 +188,7 @@ func ReadLabels(r *machine.Registry, uuid, path string) (*filelabel.Labels, erro
 // ReholdLabels lets an adopted guest keep its labels, and pushes their release.
 func ReholdLabels(r *machine.Registry, run *machine.Instance) {
 	if run.Labels = r.LeftLabels[run.UUID]; run.Labels != nil {
-		run.Hold("label", run.Labels.End)
+		run.PushRelease("label", run.Labels.End)
 	}
 }
 

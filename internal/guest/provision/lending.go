@@ -22,16 +22,16 @@ import (
 // or the guest's profile permits writing, and QEMU is passed another descriptor. Each of these steps may be
 // repeated.
 
-// OpenShownFile opens the chain of a running guest's disk. It refuses a chain that differs from the guest's
-// definition, or from the files that QEMU has open. fences are the guest's path limits.
-func OpenShownFile(ctx context.Context, r *machine.Registry, sc scope.Scope, run *machine.Instance, fences map[string][]string, d *device.Disk) (image.Chain, error) {
+// OpenCheckedChain opens the chain of a running guest's disk. It refuses a chain that differs from the guest's
+// definition, or from the files that QEMU has open. limits are the guest's path limits.
+func OpenCheckedChain(ctx context.Context, r *machine.Registry, sc scope.Scope, run *machine.Instance, limits map[string][]string, d *device.Disk) (image.Chain, error) {
 	path, format, err := Source(r, d)
 	if err != nil {
 		return nil, err
 	}
-	chain, err := image.OpenChain(ctx, machine.Fenced(sc, fences, d), path, format)
+	chain, err := image.OpenChain(ctx, machine.DiskScope(sc, limits, d), path, format)
 	if err == nil {
-		if err = r.IsShown(chain, run, d); err != nil {
+		if err = r.CheckChain(chain, run, d); err != nil {
 			chain.Close()
 		}
 	}
@@ -44,7 +44,7 @@ func OpenShownFile(ctx context.Context, r *machine.Registry, sc scope.Scope, run
 // LendToWrite lets a running QEMU write to one image of a disk. place is its position in the chain: 1 is
 // the image below the top. If QEMU did not answer, the outcome is unknown.
 func LendToWrite(ctx context.Context, g *machine.Guest, sc scope.Scope, r *machine.Instance, d *device.Disk, place int) error {
-	chain, err := OpenShownFile(ctx, g.Reg, sc, r, g.View().Fences, d)
+	chain, err := OpenCheckedChain(ctx, g.Reg, sc, r, g.View().PathLimits, d)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func LendToWrite(ctx context.Context, g *machine.Guest, sc scope.Scope, r *machi
 	if err != nil {
 		return err
 	}
-	held, err := machine.FileSets(ctx, s)
+	held, err := machine.QueryFDSets(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func LendToWrite(ctx context.Context, g *machine.Guest, sc scope.Scope, r *machi
 			return err
 		}
 	}
-	write, err := machine.HandOut(ctx, l, unix.O_RDWR)
+	write, err := machine.OpenImage(ctx, l, unix.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func LendToWrite(ctx context.Context, g *machine.Guest, sc scope.Scope, r *machi
 	if err := r.Labels.LendToWrite(ctx, number, write); err != nil || r.User == nil { // without a sandbox QEMU opens the path itself
 		return err
 	}
-	read, err := machine.HandOut(ctx, l, unix.O_RDONLY)
+	read, err := machine.OpenImage(ctx, l, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -94,13 +94,13 @@ func ExecuteAll(ctx context.Context, s *qmp.Session, steps []qemu.Step) error {
 
 // TakeBackToRead takes back the access that LendToWrite gave, once the job has ended. If QEMU has ended, it is not
 // asked. kept means that QEMU closes the image only when its guest runs; the rest must be done after that.
-func TakeBackToRead(ctx context.Context, g *machine.Guest, sc scope.Scope, r *machine.Instance, w machine.Written) (kept bool, err error) {
+func TakeBackToRead(ctx context.Context, g *machine.Guest, sc scope.Scope, r *machine.Instance, w machine.LentImage) (kept bool, err error) {
 	if r != nil && !r.Gone() && r.User != nil {
 		s, err := r.Monitor()
 		if err != nil {
 			return false, err
 		}
-		if err := readAgain(ctx, g, s, w.Number); err != nil {
+		if err := reopenReadOnly(ctx, g, s, w.Number); err != nil {
 			return false, err
 		}
 		if kept, err = TakeBackFiles(ctx, s, w.Number); err != nil {
@@ -127,8 +127,8 @@ func TakeBackToRead(ctx context.Context, g *machine.Guest, sc scope.Scope, r *ma
 	return kept, err
 }
 
-// readAgain makes QEMU reopen an image for reading only, if it is below the top of a disk.
-func readAgain(ctx context.Context, g *machine.Guest, s *qmp.Session, number uint) error {
+// reopenReadOnly makes QEMU reopen an image for reading only, if it is below the top of a disk.
+func reopenReadOnly(ctx context.Context, g *machine.Guest, s *qmp.Session, number uint) error {
 	def := g.View().Active
 	if def == nil {
 		return nil
@@ -144,7 +144,7 @@ func readAgain(ctx context.Context, g *machine.Guest, s *qmp.Session, number uin
 // TakeBackFiles closes the descriptors that QEMU was lent for an image. kept means that QEMU still has
 // them: a paused QEMU does not close them.
 func TakeBackFiles(ctx context.Context, s *qmp.Session, number uint) (kept bool, err error) {
-	held, err := machine.FileSets(ctx, s)
+	held, err := machine.QueryFDSets(ctx, s)
 	if err != nil {
 		return false, err
 	}
@@ -152,6 +152,6 @@ func TakeBackFiles(ctx context.Context, s *qmp.Session, number uint) (kept bool,
 	if err := ExecuteAll(ctx, s, steps); err != nil || len(steps) == 0 {
 		return false, err
 	}
-	held, err = machine.FileSets(ctx, s)
+	held, err = machine.QueryFDSets(ctx, s)
 	return len(qemu.RevokeWrite(held, number)) > 0, err
 }

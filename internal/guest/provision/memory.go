@@ -32,7 +32,7 @@ func ModuleDemand(def *domain.Definition, m *device.Memory) topology.Reservation
 			size = 0
 		}
 	}
-	return ofPages(def, m.Size, size)
+	return pageReservation(def, m.Size, size)
 }
 
 // ReserveMemory books a module's memory in the host's ledger. def is the definition without the module. It
@@ -45,13 +45,13 @@ func ReserveMemory(g *machine.Guest, def *domain.Definition, m *device.Memory) e
 			"the domain would have %d KiB of memory, more than its hard limit of %d KiB; raise that first: virsh memtune %s --hard-limit %d --live",
 			after>>10, hard>>10, fault.Word(def.Name), (after+LockedBeside)>>10)
 	}
-	return g.Reg.Ledger.Extend(g.Identity, ModuleDemand(def, m))
+	return g.Reg.Ledger.Extend(g.UUID, ModuleDemand(def, m))
 }
 
 // ReturnMemory returns to the ledger the memory that ReserveMemory booked. It does nothing for other devices.
 func ReturnMemory(g *machine.Guest, def *domain.Definition, dev device.Device) {
 	if m, ok := dev.(*device.Memory); ok {
-		g.Reg.Ledger.Reduce(g.Identity, ModuleDemand(def, m))
+		g.Reg.Ledger.Reduce(g.UUID, ModuleDemand(def, m))
 	}
 }
 
@@ -84,7 +84,7 @@ func FindModules(ctx context.Context, s *qmp.Session, modules []*device.Memory) 
 // Demand returns the host memory that a guest takes. Huge pages are counted on the host cell that they
 // will come from, if the definition names one.
 func Demand(def *domain.Definition) topology.Reservation {
-	whole := ofPages(def, def.Memory-min(def.ModuleMemory(), def.Memory), hugePageSize(def))
+	whole := pageReservation(def, def.Memory-min(def.ModuleMemory(), def.Memory), hugePageSize(def))
 	for _, m := range def.Devices.Memories {
 		whole = whole.Plus(ModuleDemand(def, m))
 	}
@@ -102,8 +102,8 @@ func hugePageSize(def *domain.Definition) uint64 {
 	return 2 << 20
 }
 
-// ofPages returns the reservation of memory in pages of a size; 0: base pages.
-func ofPages(def *domain.Definition, memory, size uint64) topology.Reservation {
+// pageReservation returns the reservation of memory in pages of a size; 0: base pages.
+func pageReservation(def *domain.Definition, memory, size uint64) topology.Reservation {
 	if size == 0 {
 		return topology.Reservation{Memory: memory}
 	}

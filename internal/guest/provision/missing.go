@@ -17,9 +17,9 @@ func (a *Absence) Error() string { return a.cause.Error() }
 
 func (a *Absence) Unwrap() error { return a.cause }
 
-// absent turns the failure to find something into an absence. Something that exists but is unusable, such
+// asAbsence turns the failure to find something into an absence. Something that exists but is unusable, such
 // as a damaged image, is not absent: its guest must not run without its data.
-func absent(err error) error {
+func asAbsence(err error) error {
 	inactivePool := fault.Is(err, fault.WrongState) && fault.About(err) == fault.Pool
 	if fault.Is(err, fault.NotFound) || inactivePool || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return &Absence{err}

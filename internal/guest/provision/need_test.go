@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/resources"
 )
 
-func TestNeedCountsContextsOfNativeIOAndPTYs(t *testing.T) {
+func TestNeed_NativeIOAndPTYs(t *testing.T) {
 	def, err := domainxml.Parse(`<domain type='qemu'><name>n</name><memory>65536</memory><vcpu current='1'>4</vcpu><iothreads>2</iothreads>
 		<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>
 		<disk type='file' device='disk'><driver name='qemu' type='raw' cache='none' io='native'/><source file='/a'/><target dev='vda' bus='virtio'/></disk>

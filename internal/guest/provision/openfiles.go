@@ -1,193 +1,252 @@
 package provision
 
 import (
-	"cmp"
-	"fmt"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest/filelabel"
 	"github.com/lodge-kvm/lodge/internal/guest/machine"
+	"github.com/lodge-kvm/lodge/internal/mechanism/fsguard"
+	"github.com/lodge-kvm/lodge/internal/mechanism/image"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qemuprocess"
 	"github.com/lodge-kvm/lodge/internal/word/device"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
+	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// shownFiles returns the paths that QEMU opens later, on its own, in addition to those that it reads at its
-// start.
-func shownFiles(def *domain.Definition) []string {
-	var paths []string
-	for _, b := range Backends(def) {
-		if b.Type == "pipe" {
-			paths = append(paths, b.Path, b.Path+".in", b.Path+".out")
+// openLayers opens the images of a disk for QEMU: the top one for writing unless readOnly, the others for
+// reading. The attachment owns the files.
+func openLayers(ctx context.Context, chain image.Chain, readOnly bool) (a device.DiskAttachment, err error) {
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
+	for i, l := range chain {
+		mode := unix.O_RDONLY
+		if i == 0 && !readOnly {
+			mode = unix.O_RDWR
+		}
+		f, err := fsguard.Do(ctx, l.Path, func() (*os.File, error) { return l.OpenForQEMU(mode) },
+			func(f *os.File) { _ = f.Close() })
+		if err != nil {
+			return a, err
+		}
+		a.Layers = append(a.Layers, device.Layer{Path: l.Path, Format: string(l.Format), Block: l.Device, File: f})
+	}
+	return a, nil
+}
+
+// CheckHostFiles refuses a guest that boots from a missing file of the host's programs. These files are not
+// opened for QEMU.
+func CheckHostFiles(ctx context.Context, sc scope.Scope, def *domain.Definition) error {
+	for _, path := range bootFiles(def) {
+		if !filelabel.IsHostFile(path) {
+			continue
+		}
+		f, err := machine.OpenNamed(ctx, sc, path, unix.O_RDONLY)
+		if errors.Is(err, os.ErrNotExist) {
+			return fault.Wrap(err, fault.NotFound, fault.Host, "cannot read a boot file of the guest")
+		}
+		if err == nil {
+			_ = f.Close()
 		}
 	}
-	if needsNetwork(def) {
-		paths = append(paths, namesOfHosts...)
-	}
-	for _, rng := range def.Devices.RNGs {
-		if rng.Backend == "random" && !strings.HasPrefix(rng.Path, "/dev/") {
-			paths = append(paths, rng.Path)
+	return nil
+}
+
+// OpenRead opens, by path, the files that QEMU reads while it makes the machine. It refuses pipes: QEMU
+// would wait for the other end and hold its place in the admission queue. It also bounds the total size,
+// because QEMU keeps the contents in memory that the ledger does not count.
+func OpenRead(ctx context.Context, sc scope.Scope, def *domain.Definition) (files map[string]*os.File, err error) {
+	files = map[string]*os.File{}
+	defer func() {
+		if err != nil {
+			CloseAll(maps.Values(files))
+		}
+	}()
+	most := max(def.Memory, minReadLimit)
+	var all uint64
+	for _, path := range ReadFiles(def) {
+		f, err := machine.OpenNamed(ctx, sc, path, unix.O_RDONLY)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read a boot file of the guest")
+		}
+		if files[path] == nil {
+			files[path] = f
+		} else { // count it once for each time that it is read
+			defer f.Close()
+		}
+		size, err := f.Seek(0, io.SeekEnd)
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Failed, fault.Host, "cannot find the size of %s", path)
+		}
+		if all += uint64(size); all > most || all < uint64(size) {
+			return nil, fault.New(fault.Invalid, fault.Config, "cannot let QEMU read %s: the boot files of a guest may have %d MiB together, the size of its memory; "+
+				"make the files smaller, or give the guest more memory", path, most>>20)
 		}
 	}
-	for _, h := range def.Devices.HostDevices {
-		paths = append(paths, "/sys") // the device's description and resources
-		if h.Type == "usb" {
-			paths = append(paths, "/run/udev")
-		}
+	return files, nil
+}
+
+// minReadLimit is how many bytes QEMU may read for a guest with little memory.
+const minReadLimit = 64 << 20
+
+// OpenInto opens a file of the firmware.
+func OpenInto(ctx context.Context, sc scope.Scope, files map[string]*os.File, path, format string, mode int) error {
+	if path == "" {
+		return nil
 	}
-	for _, arg := range def.QEMUArgs { // the user's own arguments: only paths can be recognized
-		for word := range strings.FieldsFuncSeq(arg, func(c rune) bool { return c == '=' || c == ',' }) {
-			if filepath.IsAbs(word) && !strings.HasPrefix(word, "/dev/") {
-				paths = append(paths, word)
+	if files[path] == nil {
+		f, err := machine.OpenNamed(ctx, sc, path, mode)
+		if err != nil {
+			return err
+		}
+		files[path] = f
+	}
+	return fsguard.Run(ctx, path, func() error {
+		if mode == unix.O_RDWR {
+			if err := image.RecordBeforeWrite(files[path]); err != nil {
+				return err
+			}
+		}
+		return checkStandalone(files[path], format)
+	})
+}
+
+// checkStandalone refuses an image with firmware or its variables if the image's header names another file. QEMU
+// would open that file, or connect to any address that the header names.
+func checkStandalone(f *os.File, format string) error {
+	if format != string(image.Qcow2) {
+		return nil
+	}
+	err := image.LockForQEMU(f)
+	var info image.Info
+	if err == nil {
+		info, err = image.Inspect(f, image.Qcow2)
+	}
+	if err == nil && (info.Backing != nil || info.ExternalData) {
+		err = fault.New(fault.Unsupported, fault.Config, "its header names another file, which is not followed for firmware; make one image of both (qemu-img convert)")
+	}
+	return fault.Wrap(err, fault.Of(err), fault.Config, "cannot use the firmware %s", f.Name())
+}
+
+// OpenBackends opens the files and listening sockets of character devices. Sockets without a path are
+// placed in the run directory, beside the directory that QEMU may write to.
+func OpenBackends(ctx context.Context, r *machine.Registry, sc scope.Scope, run *machine.Instance, p *qemu.Plan, all []device.Device) error {
+	for _, dev := range all {
+		b := BackendOf(dev)
+		if b == nil {
+			continue
+		}
+		if b.Type == "file" {
+			if err := openOutput(ctx, sc, p, b.Path, b.Append.Or(false)); err != nil {
+				return err
+			}
+		}
+		if b.LogFile != "" {
+			if err := openOutput(ctx, sc, p, b.LogFile, b.LogAppend.Or(false)); err != nil {
+				return err
+			}
+		}
+		alias := dev.Common().Alias
+		if _, is := dev.(*device.RNG); !is { // it has one address only
+			if err := qemu.PlaceSocket(run.Dir, alias, b); err != nil {
+				return err
+			}
+		}
+		if b.Listens() && filepath.Dir(b.Path) != OwnPath(run) {
+			if err := listenChar(ctx, sc, run.Labels, p, alias, b.Path); err != nil {
+				return err
+			}
+		}
+		if b.Connects() {
+			if err := connectChar(ctx, run, sc, p, alias, b); err != nil {
+				return err
 			}
 		}
 	}
-	slices.Sort(paths)
-	read := ReadFiles(def)
-	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" || filelabel.OfTheHost(p) || slices.Contains(read, p) })
-}
-
-// ReadFiles returns the files that QEMU only reads, to the end, while it makes the machine. Files of the
-// host's programs are left out: every guest may read them.
-func ReadFiles(def *domain.Definition) []string {
-	return slices.DeleteFunc(bootFiles(def), filelabel.OfTheHost)
-}
-
-// bootFiles returns all files that QEMU reads for a definition while it makes the machine.
-func bootFiles(def *domain.Definition) []string {
-	paths := []string{def.OS.Kernel, def.OS.Initrd, def.OS.DTB}
-	if def.OS.Loader.Type != "pflash" {
-		paths = append(paths, def.OS.Loader.Path)
-	}
-	if s := def.SysInfo; s != nil {
-		for _, e := range s.FWCfg {
-			paths = append(paths, e.File)
-		}
-	}
-	for _, dev := range def.Devices.All() {
-		if rom := dev.Common().ROM; rom != nil && filepath.IsAbs(rom.File) { // other names are QEMU's own files
-			paths = append(paths, rom.File)
-		}
-	}
-	return slices.DeleteFunc(paths, func(p string) bool { return p == "" })
-}
-
-// Backends returns the host's ends of all character devices.
-func Backends(def *domain.Definition) []*device.Backend {
-	var all []*device.Backend
-	for _, dev := range def.Devices.All() {
-		if b := BackendOf(dev); b != nil {
-			all = append(all, b)
-		}
-	}
-	return all
-}
-
-// BackendOf returns the host's end of a character device. Nil: the device has none.
-func BackendOf(dev device.Device) *device.Backend {
-	switch d := dev.(type) {
-	case *device.Char:
-		return &d.Backend
-	case *device.Redir:
-		return &d.Backend
-	case *device.RNG:
-		return d.Char
-	}
 	return nil
 }
 
-// HostNodes returns the device nodes of the host that a guest's QEMU opens on its own.
-func HostNodes(r *machine.Registry, def *domain.Definition) []string {
-	var nodes []string
-	if def.Virt == "kvm" {
-		nodes = append(nodes, "/dev/kvm")
+// openOutput opens a file that a character device writes to.
+func openOutput(ctx context.Context, sc scope.Scope, p *qemu.Plan, path string, extend bool) error {
+	if p.Files[path] != nil {
+		return nil
 	}
-	for _, dev := range def.Devices.All() {
-		nodes = append(nodes, nodesOf(r, dev)...)
+	how := os.O_WRONLY | os.O_CREATE | os.O_TRUNC
+	if extend {
+		how = os.O_WRONLY | os.O_CREATE | os.O_APPEND
 	}
-	return nodes
-}
-
-// nodesOf returns the device nodes behind one device.
-func nodesOf(r *machine.Registry, dev device.Device) []string {
-	if b := BackendOf(dev); b != nil && b.Type == "dev" {
-		return []string{b.Path}
-	}
-	switch d := dev.(type) {
-	case *device.RNG:
-		if d.Backend == "random" && strings.HasPrefix(d.Path, "/dev/") {
-			return []string{d.Path}
-		}
-	case *device.Input:
-		if d.Source != "" {
-			return []string{d.Source}
-		}
-	case *device.TPM:
-		if d.Type == "passthrough" {
-			return []string{cmp.Or(d.Path, "/dev/tpm0")}
-		}
-	case *device.Graphics:
-		if d.GL == device.On {
-			return renderNode(r, d)
-		}
-	case *device.HostDevice:
-		return passedNodes(r, d)
-	}
-	return nil
-}
-
-// renderNode returns the graphics adapter that a display renders with: the one in the definition, or the
-// host's first. On a host without one, QEMU reports the error.
-func renderNode(r *machine.Registry, d *device.Graphics) []string {
-	if d.RenderNode != "" {
-		return []string{d.RenderNode}
-	}
-	for _, adapter := range r.Kernel.DRMDevices() {
-		if adapter.Kind == "render" {
-			return []string{adapter.Node}
-		}
-	}
-	return nil
-}
-
-func hasTerminals(def *domain.Definition) bool {
-	return slices.ContainsFunc(Backends(def), func(b *device.Backend) bool { return b.Type == "pty" })
-}
-
-// needsNetwork reports whether a guest's QEMU uses the host's network itself. Interfaces on taps and VNC
-// displays do not need it: QEMU is passed their descriptors.
-func needsNetwork(def *domain.Definition) bool {
-	return len(def.QEMUArgs) > 0 ||
-		slices.ContainsFunc(def.Devices.NICs, func(n *device.NIC) bool { return n.Type == "user" }) ||
-		slices.ContainsFunc(Backends(def), func(b *device.Backend) bool { return b.Type == "tcp" || b.Type == "udp" }) ||
-		slices.ContainsFunc(def.Devices.Graphics, func(g *device.Graphics) bool {
-			return g.WebSocket != 0 || qemu.DisplayHasPort(g) && !qemu.DaemonListens(g)
+	held := sc.FoldersFor(path)
+	f, err := fsguard.Do(ctx, path, func() (f *os.File, err error) {
+		err = image.WithFile(path, held, func(at string, nofollow int) error {
+			f, err = os.OpenFile(at, how|nofollow|unix.O_NONBLOCK, 0o600)
+			return err
 		})
+		if err == nil {
+			err = image.RecordBeforeWrite(f) // it may be another guest's disk, which must not read it as an image
+		}
+		return f, err
+	}, func(f *os.File) { _ = f.Close() })
+	if err != nil {
+		return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot open %s for a character device", path)
+	}
+	if p.Files == nil {
+		p.Files = map[string]*os.File{}
+	}
+	p.Files[path] = f
+	return nil
 }
 
-// needsRings reports whether a guest's QEMU uses io_uring.
-func needsRings(def *domain.Definition) bool {
-	return len(def.QEMUArgs) > 0 || slices.ContainsFunc(def.Devices.Disks, func(d *device.Disk) bool { return d.IO == "io_uring" })
+// listenChar makes the listening socket of a character device. It is removed when the instance ends.
+func listenChar(ctx context.Context, sc scope.Scope, labels *filelabel.Labels, p *qemu.Plan, alias, path string) error {
+	if p.Sockets[alias] != nil {
+		return nil // the first console is the first serial port
+	}
+	held := sc.FoldersFor(path)
+	listen := func() (f *os.File, err error) {
+		err = image.WithParent(path, held, func(at string) error {
+			return labels.Sockets(func() (err error) { f, err = qemuprocess.ListenMonitor(at); return err })
+		})
+		return f, err
+	}
+	f, err := fsguard.Do(ctx, path, listen, func(f *os.File) { _ = f.Close() })
+	if err != nil {
+		return fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot make the socket %s", path)
+	}
+	if p.Sockets == nil {
+		p.Sockets = map[string]*os.File{}
+	}
+	p.Sockets[alias] = f
+	return nil
 }
 
-// passedNodes returns the device nodes of a host device that is passed through.
-func passedNodes(r *machine.Registry, d *device.HostDevice) []string {
-	if d.Type == "pci" {
-		found, ok := r.Kernel.PCIDevice(HostAddress(d))
-		if !ok {
-			return nil // the start reports it
-		}
-		return []string{"/dev/vfio/vfio", fmt.Sprintf("/dev/vfio/%d", found.IOMMUGroup)}
+// ClosePlan closes the daemon's copies of the files that QEMU is passed.
+func ClosePlan(p *qemu.Plan) {
+	for _, a := range p.NICs {
+		a.Close()
 	}
-	var nodes []string
-	for _, u := range r.Kernel.USBDevices() {
-		byPlace := d.USBBus != 0 && uint(u.Bus) == d.USBBus && uint(u.Device) == d.USBDevice
-		byName := d.USBBus == 0 && uint(u.Vendor) == d.USBVendor && uint(u.Product) == d.USBProduct
-		if byPlace || byName {
-			nodes = append(nodes, fmt.Sprintf("/dev/bus/usb/%03d/%03d", u.Bus, u.Device))
-		}
+	for _, a := range p.Disks {
+		a.Close()
 	}
-	return nodes
+	CloseAll(maps.Values(p.Files))
+	CloseAll(maps.Values(p.Sockets))
+	for _, files := range p.Listeners {
+		CloseAll(slices.Values(files))
+	}
+	p.Files, p.Sockets, p.Listeners = nil, nil, nil
+	if p.VSock != nil {
+		_ = p.VSock.Close() // nothing was written
+		p.VSock = nil
+	}
 }

@@ -39,11 +39,11 @@ func DropDevice(c *machine.DeviceClaims, at kernel.PCIAddress, by *machine.Insta
 	}
 }
 
-// FindHostDevice checks whether the guest with that UUID can have a host device. beside are the guest's
+// CheckHostDevice checks whether the guest with that UUID can have a host device. beside are the guest's
 // other host devices. taken says that the device must be taken from the host's driver.
-func FindHostDevice(r *machine.Registry, uuid string, d *device.HostDevice, beside []*device.HostDevice) (taken bool, err error) {
+func CheckHostDevice(r *machine.Registry, uuid string, d *device.HostDevice, beside []*device.HostDevice) (taken bool, err error) {
 	if d.Type != "usb" {
-		return Passable(r.Kernel, d, beside)
+		return CheckPassthrough(r.Kernel, d, beside)
 	}
 	if err := FindUSB(r.Kernel, d); err != nil {
 		return false, err
@@ -80,7 +80,7 @@ func FindUSB(root kernel.Root, d *device.HostDevice) error {
 	}
 	switch len(found) {
 	case 0:
-		return absent(fault.New(fault.NotFound, fault.NodeDevice, "this host has no USB device %s", usbName(d)))
+		return asAbsence(fault.New(fault.NotFound, fault.NodeDevice, "this host has no USB device %s", usbName(d)))
 	case 1:
 	default:
 		return fault.New(fault.Failed, fault.NodeDevice, "this host has %d USB devices %s; select one by <address bus='%d' device='%d'/> in its source",
@@ -110,10 +110,10 @@ func HostAddress(d *device.HostDevice) kernel.PCIAddress {
 	return kernel.PCIAddress{Domain: d.PCI.Domain, Bus: d.PCI.Bus, Slot: d.PCI.Slot, Function: d.PCI.Function}
 }
 
-// Passable returns an error that says why a host device cannot be given to a guest beside the guest's
+// CheckPassthrough returns an error that says why a host device cannot be given to a guest beside the guest's
 // others. taken says that it must be taken from the host's driver. Only a managed device is taken: of
 // others Lodge cannot know how the host uses them.
-func Passable(root kernel.Root, d *device.HostDevice, beside []*device.HostDevice) (taken bool, err error) {
+func CheckPassthrough(root kernel.Root, d *device.HostDevice, beside []*device.HostDevice) (taken bool, err error) {
 	at := HostAddress(d)
 	found, err := passableFunction(root, at)
 	if err != nil {
@@ -136,10 +136,10 @@ func Passable(root kernel.Root, d *device.HostDevice, beside []*device.HostDevic
 	return found.Driver != kernel.VFIODriver, nil
 }
 
-// PlugHostDevice is FindHostDevice for a device that is attached to a running guest. It refuses a device
+// CheckHotplugDevice is CheckHostDevice for a device that is attached to a running guest. It refuses a device
 // that must be taken from a driver.
-func PlugHostDevice(r *machine.Registry, uuid string, d *device.HostDevice) error {
-	taken, err := FindHostDevice(r, uuid, d, nil)
+func CheckHotplugDevice(r *machine.Registry, uuid string, d *device.HostDevice) error {
+	taken, err := CheckHostDevice(r, uuid, d, nil)
 	if taken {
 		err = fault.New(fault.Unsupported, fault.Config,
 			"host device %s is taken from its driver only when a guest starts: run virsh nodedev-detach %s first", HostAddress(d), nodeName(HostAddress(d)))

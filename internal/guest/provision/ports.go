@@ -25,7 +25,7 @@ const (
 // while it tries it.
 func TakePort(p *machine.Ports, listen func(port int) ([]*os.File, error)) (int, []*os.File, error) {
 	for port := firstPort; port <= lastPort; port++ {
-		if !hold(p, port) {
+		if !reservePort(p, port) {
 			continue
 		}
 		files, err := listen(port)
@@ -43,8 +43,8 @@ func TakePort(p *machine.Ports, listen func(port int) ([]*os.File, error)) (int,
 		firstPort, lastPort, len(p.Held))
 }
 
-// hold takes a port, and reports whether it was free.
-func hold(p *machine.Ports, port int) bool {
+// reservePort takes a port, and reports whether it was free.
+func reservePort(p *machine.Ports, port int) bool {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	if p.Held[port] {

@@ -10,23 +10,23 @@ import (
 // start. If vCPUs were added later, a restored machine would be made with more queues than it was saved
 // with, and QEMU would refuse its state. So the image names the numbers.
 
-// Queued is a device without a number of queues in its definition.
-type Queued struct {
+// UnsetQueues is a device without a number of queues in its definition.
+type UnsetQueues struct {
 	Alias, Property string
 	Queues          *uint
 }
 
-// Uncounted lists those devices.
-func Uncounted(def *domain.Definition) []Queued {
-	var all []Queued
+// DevicesWithoutQueues lists those devices.
+func DevicesWithoutQueues(def *domain.Definition) []UnsetQueues {
+	var all []UnsetQueues
 	for _, d := range def.Devices.Disks {
 		if d.Bus == "virtio" && d.Queues == 0 {
-			all = append(all, Queued{d.Alias, "num-queues", &d.Queues})
+			all = append(all, UnsetQueues{d.Alias, "num-queues", &d.Queues})
 		}
 	}
 	for _, c := range def.Devices.Controllers {
 		if c.Type == "scsi" && strings.HasPrefix(c.Model, "virtio") && c.Queues == 0 {
-			all = append(all, Queued{c.Alias, "num_queues", &c.Queues})
+			all = append(all, UnsetQueues{c.Alias, "num_queues", &c.Queues})
 		}
 	}
 	return all

@@ -18,7 +18,7 @@ func Redefine(g *machine.Guest, def *domain.Definition) error {
 	}
 	before, old := g.Inactive, g.Record
 	g.Inactive, g.Record.XML, g.Record.Name = def, text, def.Name
-	DropPathPolicy(g, def)
+	DropPathLimits(g, def)
 	if err := g.Store(); err != nil {
 		g.Inactive, g.Record = before, old
 		return err
@@ -42,7 +42,7 @@ func FollowOnce(g *machine.Guest, sc scope.Scope, id string, change func(config 
 	if err != nil {
 		return operation.Final(err)
 	}
-	SetPathPolicy(g, sc, config)
+	SetPathLimits(g, sc, config)
 	before := g.Record.Followed
 	g.Record.Followed = append(slices.DeleteFunc(slices.Clone(before), func(id string) bool { return g.Instance != nil && !g.Instance.Ops.MayHaveRecord(id) }), id)
 	if err := Redefine(g, config); err != nil {

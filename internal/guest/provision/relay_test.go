@@ -52,7 +52,7 @@ func TestRelay_AQEMUThatConnectsOnAndOnIsPaced(t *testing.T) {
 				}
 				qemu := &busyQEMU{ctx: ctx}
 				one := &machine.Relay{Listener: qemu, Done: make(chan struct{})}
-				serve(ctx, one, counted)
+				serveRelay(ctx, one, counted)
 				if qemu.let != 10 {
 					t.Errorf("it is let in %d times in %v", qemu.let, lasts)
 				}

@@ -12,9 +12,9 @@ import (
 // insecure is the prefix of messages about displays that too many people can reach.
 const insecure = "insecure: "
 
-// Exposed returns a message for each display that anyone on the host's network may use. A display without a
+// ExposedDisplays returns a message for each display that anyone on the host's network may use. A display without a
 // listen address listens on this host only.
-func Exposed(def *domain.Definition) []string {
+func ExposedDisplays(def *domain.Definition) []string {
 	var texts []string
 	for _, g := range def.Devices.Graphics {
 		if g.Password != "" || g.HasPassword || len(g.Listens) == 0 {
@@ -56,5 +56,5 @@ func Remarks(def *domain.Definition, c *qemucaps.Capabilities) []string {
 			break
 		}
 	}
-	return append(texts, Exposed(def)...)
+	return append(texts, ExposedDisplays(def)...)
 }

@@ -49,14 +49,14 @@ func UserOf(r *machine.Registry, def *domain.Definition) (sandbox.User, error) {
 		if label.Model == dac && label.Type == "static" {
 			u, err := parseUser(label.Label)
 			for _, id := range []uint32{u.UID, u.GID} {
-				if err == nil && r.Quarters.Users.Has(id) {
+				if err == nil && r.Isolation.Users.Has(id) {
 					err = fault.New(fault.Invalid, fault.Config, "seclabel %q of model dac: number %d is in the range that Lodge assigns to guests; choose another one", label.Label, id)
 				}
 			}
 			return u, err
 		}
 	}
-	return r.Quarters.Users.Take(def.UUID)
+	return r.Isolation.Users.Take(def.UUID)
 }
 
 // parseUser parses a seclabel of model dac, such as "+107:+107". Names are not looked up, because a name
@@ -76,8 +76,8 @@ func parseUser(label string) (u sandbox.User, err error) {
 	return u, nil
 }
 
-// MakeOwn makes the directory in dir that user u owns.
-func MakeOwn(dir string, u sandbox.User) error {
+// MakeOwnDir makes the directory in dir that user u owns.
+func MakeOwnDir(dir string, u sandbox.User) error {
 	own := filepath.Join(dir, OwnDir)
 	err := os.Mkdir(own, 0o700)
 	if err == nil {
@@ -86,10 +86,10 @@ func MakeOwn(dir string, u sandbox.User) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot make the guest's own directory")
 }
 
-// SurveyUsers finds the users that still have processes or directories of earlier daemons, so that none is
+// FindUsedUsers finds the users that still have processes or directories of earlier daemons, so that none is
 // given out twice.
-func SurveyUsers(r *machine.Registry) error {
-	if r.Quarters == nil {
+func FindUsedUsers(r *machine.Registry) error {
+	if r.Isolation == nil {
 		return nil
 	}
 	if err := holdRecordedUsers(r); err != nil {
@@ -97,12 +97,12 @@ func SurveyUsers(r *machine.Registry) error {
 	}
 	left, err := filepath.Glob(filepath.Join(r.RunDir, "*", OwnDir))
 	if err == nil {
-		err = r.Quarters.Users.ReserveInUse(left)
+		err = r.Isolation.Users.ReserveInUse(left)
 	}
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot find out which users guests run as")
 }
 
-// holdRecordedUsers reserves the users that instance records name. A guest still owns its user after its
+// holdRecordedUsers reserves the users that run records name. A guest still owns its user after its
 // processes have ended, until it releases the user. A record that cannot be read is reported when its guest
 // is adopted. The guests' own users come first, then the users of user networks, which another guest may
 // have been given since.
@@ -118,13 +118,13 @@ func holdRecordedUsers(r *machine.Registry) error {
 			continue
 		}
 		if rec.User != nil {
-			r.Quarters.Users.Reserve(*rec.User, rec.UUID)
+			r.Isolation.Users.Reserve(*rec.User, rec.UUID)
 		}
 		networks[rec.UUID] = append(networks[rec.UUID], userNetworks(rec, dir)...)
 	}
 	for guest, users := range networks {
 		for _, user := range users {
-			r.Quarters.Users.Reserve(user, guest)
+			r.Isolation.Users.Reserve(user, guest)
 		}
 	}
 	return nil
@@ -133,18 +133,18 @@ func holdRecordedUsers(r *machine.Registry) error {
 // HoldUser pushes the release of the guest's user. It runs after the releases of everything else; rehold
 // keeps this order.
 func HoldUser(r *machine.Registry, run *machine.Instance) {
-	run.Hold("user", func(context.Context) error {
-		if run.User == nil || r.Quarters == nil {
+	run.PushRelease("user", func(context.Context) error {
+		if run.User == nil || r.Isolation == nil {
 			return nil
 		}
-		return r.Quarters.Users.Free(*run.User)
+		return r.Isolation.Users.Free(*run.User)
 	})
 }
 
 // emulatorOf finds the QEMU of a run directory by the user of that directory. It returns 0 if there is
 // none, or if it has no user of its own.
 func emulatorOf(r *machine.Registry, dir string) (int, error) {
-	user := userIn(dir)
+	user := ownDirUser(dir)
 	if user == 0 {
 		return 0, nil
 	}
@@ -152,13 +152,13 @@ func emulatorOf(r *machine.Registry, dir string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return guestAmong(r, pids, dir)
+	return findQEMU(r, pids, dir)
 }
 
-// userIn returns the user of a guest's own directory, or 0 if there is none. Before the directory is sealed
-// this is its owner. Afterwards the instance record names it. Without a record it is the directory's group,
+// ownDirUser returns the user of a guest's own directory, or 0 if there is none. Before the directory is sealed
+// this is its owner. Afterwards the run record names it. Without a record it is the directory's group,
 // which has the user's number if Lodge chose the user.
-func userIn(dir string) uint32 {
+func ownDirUser(dir string) uint32 {
 	var st unix.Stat_t
 	if err := unix.Lstat(filepath.Join(dir, OwnDir), &st); err != nil {
 		return 0
@@ -172,37 +172,37 @@ func userIn(dir string) uint32 {
 	return st.Gid
 }
 
-// chamberOf returns the specification of the sandbox of a guest's QEMU. The caller must close the shown files.
-func chamberOf(ctx context.Context, r *machine.Registry, sc scope.Scope, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Spec, error) {
+// sandboxSpec returns the specification of the sandbox of a guest's QEMU. The caller must close the shown files.
+func sandboxSpec(ctx context.Context, r *machine.Registry, sc scope.Scope, def *domain.Definition, u sandbox.User, dir string) (*sandbox.Spec, error) {
 	c := &sandbox.Spec{
 		User: u, WritableDirs: []sandbox.WritableDir{{HostPath: filepath.Join(dir, OwnDir), Path: filepath.Join(r.GuestDir(def.UUID), OwnDir)}},
 		Terminals: hasTerminals(def), HostNetwork: needsNetwork(def), AllowIOUring: needsRings(def),
 		Limits: sandbox.Limits{Threads: MaxThreads(def), Locked: MaxLocked(def), Open: max(2*Need(def).Files, freelyOpen)},
 	}
 	for _, path := range HostNodes(r, def) {
-		node, err := nodeAt(ctx, path)
+		node, err := findNode(ctx, path)
 		if err != nil {
 			return nil, err
 		}
 		c.Devices = append(c.Devices, node)
 	}
-	if err := placeDisplays(ctx, r, sc, def, c); err != nil {
+	if err := allowDisplaySockets(ctx, r, sc, def, c); err != nil {
 		return nil, err
 	}
 	for _, path := range shownFiles(def) {
-		f, err := openToShow(ctx, sc, path)
+		f, err := openPermitted(ctx, sc, path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // QEMU reports this with a message of its own
 		}
 		if err != nil {
-			closeShown(c)
+			closeSandboxFiles(c)
 			return nil, fault.Wrap(err, fault.Of(err), fault.Host, "cannot open %s", path)
 		}
 		c.ReadOnlyFiles = append(c.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: filepath.Clean(path), File: f})
 	}
 	read, err := OpenRead(ctx, sc, def)
 	if err != nil {
-		closeShown(c)
+		closeSandboxFiles(c)
 		return nil, err
 	}
 	for path, f := range read {
@@ -211,13 +211,13 @@ func chamberOf(ctx context.Context, r *machine.Registry, sc scope.Scope, def *do
 	return c, nil
 }
 
-// nodeAt looks up the device node at a path. safepath refuses a link in a user's folder, which could lead
+// findNode looks up the device node at a path. safepath refuses a link in a user's folder, which could lead
 // to any disk of the host.
-func nodeAt(ctx context.Context, path string) (sandbox.Device, error) {
+func findNode(ctx context.Context, path string) (sandbox.Device, error) {
 	return fsguard.Do(ctx, path, func() (node sandbox.Device, err error) {
 		at, err := safepath.Open(path)
 		if err != nil {
-			return node, fault.Wrap(err, machine.Failure(err), fault.Host, "cannot use the device %s", path)
+			return node, fault.Wrap(err, machine.FailureKind(err), fault.Host, "cannot use the device %s", path)
 		}
 		defer at.Close()
 		var st unix.Stat_t
@@ -245,7 +245,7 @@ func AllowDevices(ctx context.Context, r *machine.Registry, uuid string, defs ..
 		}
 	}
 	for _, path := range paths {
-		at, err := nodeAt(ctx, path)
+		at, err := findNode(ctx, path)
 		if err != nil {
 			continue // the caller that needs the node reports it
 		}
@@ -263,8 +263,8 @@ func HasNodes(r *machine.Registry, dev device.Device) bool {
 	return passed || len(nodesOf(r, dev)) > 0
 }
 
-// closeShown closes the files that a sandbox shows.
-func closeShown(c *sandbox.Spec) {
+// closeSandboxFiles closes the files that a sandbox shows.
+func closeSandboxFiles(c *sandbox.Spec) {
 	for _, s := range c.ReadOnlyFiles {
 		_ = s.File.Close() // opened for reading only
 	}
@@ -289,8 +289,8 @@ func MaxThreads(def *domain.Definition) uint64 {
 	return Need(def).Threads + spareThreads + Workers*uint64(def.IOThreads)
 }
 
-// openToShow opens a file for the sandbox, if its path is permitted to the client that named it.
-func openToShow(ctx context.Context, sc scope.Scope, path string) (*os.File, error) {
+// openPermitted opens a file for the sandbox, if its path is permitted to the client that named it.
+func openPermitted(ctx context.Context, sc scope.Scope, path string) (*os.File, error) {
 	held := sc.FoldersFor(path)
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
 		err = image.WithFile(path, held, func(at string, nofollow int) error {
@@ -322,7 +322,7 @@ func OpenShown(path string, nofollow int) (*os.File, error) {
 	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", at.Fd()), unix.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// RemoveSockets removes the sockets that listenFor made and on which no process listens any more.
+// RemoveSockets removes the sockets that listenChar made and on which no process listens any more.
 func RemoveSockets(ctx context.Context, run *machine.Instance) error {
 	if run.User == nil {
 		return nil
@@ -350,8 +350,8 @@ func RemoveSocket(ctx context.Context, path string, do func(at string) error) er
 	return err
 }
 
-// Admit gives a running guest's QEMU access to what dev needs: device nodes, memory, files and labels.
-func Admit(ctx context.Context, r *machine.Registry, sc scope.Scope, run *machine.Instance, p *qemu.Plan, dev device.Device) error {
+// AdmitDevice gives a running guest's QEMU access to what dev needs: device nodes, memory, files and labels.
+func AdmitDevice(ctx context.Context, r *machine.Registry, sc scope.Scope, run *machine.Instance, p *qemu.Plan, dev device.Device) error {
 	if run.User == nil {
 		return nil
 	}
@@ -380,11 +380,11 @@ func Admit(ctx context.Context, r *machine.Registry, sc scope.Scope, run *machin
 	if err := OpenBackends(ctx, r, sc, run, p, []device.Device{dev}); err != nil {
 		return err
 	}
-	c, err := chamberOf(ctx, r, sc, alone, *run.User, run.Dir)
+	c, err := sandboxSpec(ctx, r, sc, alone, *run.User, run.Dir)
 	if err != nil {
 		return err
 	}
-	defer closeShown(c)
+	defer closeSandboxFiles(c)
 	c.Label = run.Labels.LabelOf()
 	if err := run.Labels.Admit(ctx, p, dev, c); err != nil {
 		return err
@@ -405,9 +405,9 @@ func Environment(own string) []string {
 	return env
 }
 
-// overruled returns env with the variables that the definition sets in place of those of the same name.
+// overrideEnvironment returns env with the variables that the definition sets in place of those of the same name.
 // With duplicates QEMU would find the first.
-func overruled(env, said []string) []string {
+func overrideEnvironment(env, said []string) []string {
 	called := func(variable string) string { name, _, _ := strings.Cut(variable, "="); return name }
 	return append(slices.DeleteFunc(env, func(there string) bool {
 		return slices.ContainsFunc(said, func(e string) bool { return called(e) == called(there) })

@@ -21,16 +21,16 @@ import (
 // administrator has to watch a full disk.
 
 const (
-	roomTick = time.Second // while any guest waits
-	// enoughRoom is how many free bytes are worth an attempt. A guest that needs more pauses again. Its folder
-	// is then not checked for twice as long as before, up to longestRest.
-	enoughRoom  = 1 << 20
-	longestRest = time.Minute
+	spaceCheckInterval = time.Second // while any guest waits
+	// minFreeSpace is how many free bytes are worth an attempt. A guest that needs more pauses again. Its folder
+	// is then not checked for twice as long as before, up to maxCheckPause.
+	minFreeSpace  = 1 << 20
+	maxCheckPause = time.Minute
 )
 
 // NewSpaceWatch makes the watch of guests that are paused for want of space.
 func NewSpaceWatch(r *machine.Registry) *machine.SpaceWatch {
-	return &machine.SpaceWatch{Registry: r, SpaceCame: make(chan struct{}, 1), Waiting: map[*machine.Guest][]string{}, Waits: map[string]*machine.SpaceWait{}}
+	return &machine.SpaceWatch{Registry: r, Wake: make(chan struct{}, 1), Waiting: map[*machine.Guest][]string{}, Backoffs: map[string]*machine.SpaceBackoff{}}
 }
 
 // WaitForSpace adds a guest. It runs in the guest's loop, or before the loop starts.
@@ -44,7 +44,7 @@ func WaitForSpace(w *machine.SpaceWatch, g *machine.Guest, paths []string) {
 	slices.Sort(folders)
 	w.Waiting[g] = slices.Compact(folders)
 	select {
-	case w.SpaceCame <- struct{}{}:
+	case w.Wake <- struct{}{}:
 	default:
 	}
 }
@@ -60,12 +60,12 @@ func LeaveSpaceWatch(w *machine.SpaceWatch, g *machine.Guest) {
 func RunSpaceWatch(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) {
 	for {
 		select {
-		case <-w.SpaceCame:
+		case <-w.Wake:
 		case <-ctx.Done():
 			return
 		}
-		tick := time.NewTicker(roomTick)
-		for look(ctx, w, sc) {
+		tick := time.NewTicker(spaceCheckInterval)
+		for resumeReady(ctx, w, sc) {
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
@@ -77,27 +77,27 @@ func RunSpaceWatch(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) {
 	}
 }
 
-// look resumes the guests that have space again. It reports whether any guest still waits.
-func look(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) bool {
+// resumeReady resumes the guests that have space again. It reports whether any guest still waits.
+func resumeReady(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) bool {
 	w.Mu.Lock()
 	wanted := map[string]bool{}
 	for _, folders := range w.Waiting {
 		for _, f := range folders {
-			if r := w.Waits[f]; r == nil || time.Now().After(r.Until) {
+			if r := w.Backoffs[f]; r == nil || time.Now().After(r.Until) {
 				wanted[f] = true
 			}
 		}
 	}
 	w.Mu.Unlock()
 	for f := range wanted {
-		wanted[f] = hasRoom(ctx, f)
+		wanted[f] = hasSpace(ctx, f)
 	}
 	w.Mu.Lock()
 	var ready []*machine.Guest
 	for g, folders := range w.Waiting {
 		if !slices.ContainsFunc(folders, func(f string) bool { return !wanted[f] }) {
 			ready = append(ready, g)
-			tire(w, folders)
+			backOff(w, folders)
 			delete(w.Waiting, g)
 		}
 	}
@@ -109,27 +109,27 @@ func look(ctx context.Context, w *machine.SpaceWatch, sc scope.Scope) bool {
 	return left
 }
 
-// tire doubles the time until folders are checked again, up to longestRest. So guests that soon run out of
+// backOff doubles the time until folders are checked again, up to maxCheckPause. So guests that soon run out of
 // space again are resumed less often.
-func tire(w *machine.SpaceWatch, folders []string) {
+func backOff(w *machine.SpaceWatch, folders []string) {
 	for _, f := range folders {
-		r := w.Waits[f]
-		if r == nil || time.Since(r.Until) > 10*longestRest {
-			r = &machine.SpaceWait{Long: roomTick}
-			w.Waits[f] = r
+		r := w.Backoffs[f]
+		if r == nil || time.Since(r.Until) > 10*maxCheckPause {
+			r = &machine.SpaceBackoff{Pause: spaceCheckInterval}
+			w.Backoffs[f] = r
 		}
 		if now := time.Now(); now.After(r.Until) {
-			r.Long = min(2*r.Long, longestRest)
-			r.Until = now.Add(r.Long)
+			r.Pause = min(2*r.Pause, maxCheckPause)
+			r.Until = now.Add(r.Pause)
 		}
 	}
 }
 
-// hasRoom reports whether a folder's file system has at least enoughRoom free. A file system that does not
+// hasSpace reports whether a folder's file system has at least minFreeSpace free. A file system that does not
 // answer counts as full.
-func hasRoom(ctx context.Context, folder string) bool {
+func hasSpace(ctx context.Context, folder string) bool {
 	free, err := FreeSpace(ctx, folder)
-	return err == nil && free >= enoughRoom
+	return err == nil && free >= minFreeSpace
 }
 
 // FreeSpace returns the free space of a folder's file system, in bytes.
@@ -141,35 +141,35 @@ func FreeSpace(ctx context.Context, folder string) (uint64, error) {
 	}, nil)
 }
 
-// LacksSpace records that the guest is about to be paused because a disk is full. It runs in the loop.
-func LacksSpace(g *machine.Guest, path string) {
-	if g.Reg.StayFull || g.State.Phase != domain.Running || !filepath.IsAbs(path) {
+// RecordDiskFull records that the guest is about to be paused because a disk is full. It runs in the loop.
+func RecordDiskFull(g *machine.Guest, path string) {
+	if g.Reg.KeepFullPaused || g.State.Phase != domain.Running || !filepath.IsAbs(path) {
 		return // a user paused it, or the path is on no file system
 	}
-	if !slices.Contains(g.Instance.NoRoom, path) {
-		g.Instance.NoRoom = append(slices.Clip(g.Instance.NoRoom), path)
-		if g.Instance.Full.Passes() {
+	if !slices.Contains(g.Instance.FullDisks, path) {
+		g.Instance.FullDisks = append(slices.Clip(g.Instance.FullDisks), path)
+		if g.Instance.LogDiskFull.Passes() {
 			g.Log.Warn("host file system of a disk is full; guest paused until there is space", "path", path)
 		}
 	}
-	WaitForSpace(g.Reg.SpaceWatch, g, g.Instance.NoRoom)
+	WaitForSpace(g.Reg.SpaceWatch, g, g.Instance.FullDisks)
 }
 
-// HasSpaceAgain reverts LacksSpace: the guest resumes, has ended, or is paused by a user.
-func HasSpaceAgain(g *machine.Guest) {
+// ClearDiskFull reverts RecordDiskFull: the guest resumes, has ended, or is paused by a user.
+func ClearDiskFull(g *machine.Guest) {
 	LeaveSpaceWatch(g.Reg.SpaceWatch, g)
-	if g.Instance != nil && len(g.Instance.NoRoom) > 0 {
-		g.Instance.NoRoom = nil
+	if g.Instance != nil && len(g.Instance.FullDisks) > 0 {
+		g.Instance.FullDisks = nil
 		g.WriteInstance()
 	}
 }
 
 // ResumeWithSpace resumes a guest that still waits for disk space and for nothing else.
 func ResumeWithSpace(ctx context.Context, g *machine.Guest, sc scope.Scope) {
-	errNotNow := fault.New(fault.WrongState, fault.Domain, "the guest does not wait for room any more")
+	errNotNow := fault.New(fault.WrongState, fault.Domain, "the guest does not wait for space any more")
 	err := g.Perform(ctx, sc, lifecycle.Resume, domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) {
 		r := g.Instance
-		if r == nil || len(r.NoRoom) == 0 || g.State.Phase != domain.Paused || g.State.Reason != domain.ReasonIOError {
+		if r == nil || len(r.FullDisks) == 0 || g.State.Phase != domain.Paused || g.State.Reason != domain.ReasonIOError {
 			return nil, errNotNow
 		}
 		g.Advance(lifecycle.Resuming{Reason: domain.ReasonUnpaused})
@@ -189,8 +189,8 @@ func ResumeWithSpace(ctx context.Context, g *machine.Guest, sc scope.Scope) {
 		g.Log.Warn("host has disk space again; cannot resume the guest yet", "error", err)
 		if v := g.View(); v.State == domain.Paused {
 			_ = g.Change(ctx, sc, "", func() error { // or it has ended
-				if g.Instance != nil && len(g.Instance.NoRoom) > 0 {
-					WaitForSpace(g.Reg.SpaceWatch, g, g.Instance.NoRoom)
+				if g.Instance != nil && len(g.Instance.FullDisks) > 0 {
+					WaitForSpace(g.Reg.SpaceWatch, g, g.Instance.FullDisks)
 				}
 				return nil
 			})

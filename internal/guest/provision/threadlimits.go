@@ -46,29 +46,29 @@ func threads(ctx context.Context, r *machine.Registry, s *qmp.Session, run *mach
 	return known, nil
 }
 
-// share is the CPU time that a thread may use in each period, both in microseconds. 0: unset.
-type share struct {
+// cpuQuota is the CPU time that a thread may use in each period, both in microseconds. 0: unset.
+type cpuQuota struct {
 	period uint64
 	quota  int64
 }
 
-// shareOf returns the share that a definition gives to the threads of a group.
-func shareOf(t *domain.CPUTune, name string) share {
+// quotaOf returns the quota that a definition gives to the threads of a group.
+func quotaOf(t *domain.CPUTune, name string) cpuQuota {
 	switch name[0] {
 	case 'v':
-		return share{t.Period, t.Quota}
+		return cpuQuota{t.Period, t.Quota}
 	case 'i':
-		return share{t.IOThreadPeriod, t.IOThreadQuota}
+		return cpuQuota{t.IOThreadPeriod, t.IOThreadQuota}
 	}
-	return share{t.EmulatorPeriod, t.EmulatorQuota}
+	return cpuQuota{t.EmulatorPeriod, t.EmulatorQuota}
 }
 
-// LimitThreads limits a guest's threads to the shares of its definition. Each group is made when it is
+// LimitThreads limits a guest's threads to the quotas of its definition. Each group is made when it is
 // first needed. absent are the limits that this host cannot enforce.
 func LimitThreads(ctx context.Context, r *machine.Registry, s *qmp.Session, run *machine.Instance, before, after *domain.CPUTune) (absent []string, err error) {
 	different := false
 	for _, name := range []string{"vcpu", "iothread", emulatorThreads} {
-		different = different || shareOf(before, name) != shareOf(after, name)
+		different = different || quotaOf(before, name) != quotaOf(after, name)
 	}
 	if !different {
 		return nil, nil
@@ -78,7 +78,7 @@ func LimitThreads(ctx context.Context, r *machine.Registry, s *qmp.Session, run 
 		return nil, err
 	}
 	for name, tids := range threads {
-		was, is := shareOf(before, name), shareOf(after, name)
+		was, is := quotaOf(before, name), quotaOf(after, name)
 		if was == is {
 			continue
 		}
@@ -92,7 +92,7 @@ func LimitThreads(ctx context.Context, r *machine.Registry, s *qmp.Session, run 
 		}
 		absent = append(absent, missing...)
 		for _, tid := range tids {
-			if err := confine(group, tid); err != nil {
+			if err := moveThread(group, tid); err != nil {
 				return nil, err
 			}
 		}
@@ -100,8 +100,8 @@ func LimitThreads(ctx context.Context, r *machine.Registry, s *qmp.Session, run 
 	return absent, nil
 }
 
-// limits returns the share as limits of a control group.
-func (s share) limits() kernel.Limits {
+// limits returns the quota as limits of a control group.
+func (s cpuQuota) limits() kernel.Limits {
 	period, quota := s.period, uint64(kernel.Unlimited)
 	if period == 0 {
 		period = DefaultPeriod
@@ -112,9 +112,9 @@ func (s share) limits() kernel.Limits {
 	return kernel.Limits{CPUPeriod: &period, CPUQuota: &quota}
 }
 
-// confine moves a thread into a control group and restores its CPU binding, which the kernel widens to the
+// moveThread moves a thread into a control group and restores its CPU binding, which the kernel widens to the
 // group's CPUs during the move.
-func confine(group *kernel.Group, tid int) error {
+func moveThread(group *kernel.Group, tid int) error {
 	bound, err := kernel.Affinity(tid)
 	if err != nil {
 		return nil // it has ended since

@@ -23,14 +23,14 @@ const TPMLog = "-swtpm"
 // HoldTPMs pushes the release that ends the guest's TPM emulator and gives its state back to the daemon's
 // user.
 func HoldTPMs(r *machine.Registry, run *machine.Instance) {
-	run.Hold("tpm", func(ctx context.Context) error {
+	run.PushRelease("tpm", func(ctx context.Context) error {
 		if err := stopTPMs(ctx, run); err != nil {
 			return err
 		}
 		state := TPMState(r, run.UUID)
 		_ = os.Remove(state) // this removes only an empty state, of a TPM that never stored anything
 		// Another guest gets this user's number later, and must not be able to read the state.
-		if err := HandTPM(state, sandbox.User{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}); !errors.Is(err, os.ErrNotExist) {
+		if err := ChownTPM(state, sandbox.User{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}); !errors.Is(err, os.ErrNotExist) {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot take the TPM's state back")
 		}
 		return nil
@@ -50,16 +50,16 @@ func ReadSmall(path string) (string, error) {
 	return string(text), err
 }
 
-// HandTPM gives a TPM's state to a user. No process may be creating files in it. There may be any number of
+// ChownTPM gives a TPM's state to a user. No process may be creating files in it. There may be any number of
 // files, because a compromised emulator can make them, so they are read in portions.
-func HandTPM(state string, u sandbox.User) error {
+func ChownTPM(state string, u sandbox.User) error {
 	dir, err := os.Open(state)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
 	for {
-		names, err := dir.Readdirnames(machine.AtATime)
+		names, err := dir.Readdirnames(machine.NamesPerRead)
 		if errors.Is(err, io.EOF) {
 			return os.Lchown(state, int(u.UID), int(u.GID)) // last: the directory's owner can make files in it
 		}
@@ -80,10 +80,10 @@ func TPMState(r *machine.Registry, uuid string) string { return filepath.Join(r.
 // TPMPID is the file that has the process of a TPM's emulator.
 func TPMPID(run *machine.Instance) string { return filepath.Join(OwnPath(run), "swtpm.pid") }
 
-// TPMOf finds the TPM emulator that serves a guest. The caller must close the returned pidfd; -1 means that
+// FindTPM finds the TPM emulator that serves a guest. The caller must close the returned pidfd; -1 means that
 // there is none. The guest's user may have written the pid file. So the PID is accepted only for a swtpm
 // that runs as this user.
-func TPMOf(run *machine.Instance) (pid, process int, err error) {
+func FindTPM(run *machine.Instance) (pid, process int, err error) {
 	text, err := ReadSmall(TPMPID(run))
 	if err != nil || text == "" {
 		return 0, -1, nil //nolint:nilerr // it did not get that far, or has ended and removed its file
@@ -115,7 +115,7 @@ func TPMOf(run *machine.Instance) (pid, process int, err error) {
 // stopTPMs ends the TPM emulator of a guest after its QEMU never connected, or has ended. It waits at most
 // TPMPatience.
 func stopTPMs(_ context.Context, run *machine.Instance) error {
-	_, process, err := TPMOf(run)
+	_, process, err := FindTPM(run)
 	if err != nil || process < 0 {
 		return err
 	}

@@ -40,15 +40,15 @@ func LaunchUserNetwork(ctx context.Context, r *machine.Registry, sc scope.Scope,
 		User: user, Program: emulator, HostNetwork: true, Label: run.Labels.Helper(),
 		Limits: sandbox.Limits{Threads: userNetworkThreads, Open: userNetworkFiles},
 	}
-	defer closeShown(place)
-	for _, path := range namesOfHosts {
-		f, err := openToShow(ctx, sc, path)
+	defer closeSandboxFiles(place)
+	for _, path := range resolverFiles {
+		f, err := openPermitted(ctx, sc, path)
 		if err == nil {
 			place.ReadOnlyFiles = append(place.ReadOnlyFiles, sandbox.ReadOnlyFile{Path: path, File: f})
 		}
 	}
 	return qemuprocess.Launch(ctx, qemuprocess.Spec{
-		Binary: emulator, Args: args, Env: Environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, Builder: r.Quarters.Builder, Sandbox: place,
+		Binary: emulator, Args: args, Env: Environment("/"), Dir: "/", Files: []*os.File{wire}, Log: log, Builder: r.Isolation.Builder, Sandbox: place,
 	})
 }
 
@@ -68,19 +68,19 @@ func WatchUserNetwork(serving context.Context, r *machine.Registry, process *qem
 // endUserNetwork returns the release that ends the program of an adopted guest's interface and frees its
 // user, unless another guest has been given that user since.
 func endUserNetwork(r *machine.Registry, user sandbox.User, guest string, log *slog.Logger) func(context.Context) error {
-	if r.Quarters == nil { // the guest's control group ends it
+	if r.Isolation == nil { // the guest's control group ends it
 		return func(context.Context) error { return nil }
 	}
-	if !r.Quarters.Users.Reserve(user, guest) {
+	if !r.Isolation.Users.Reserve(user, guest) {
 		log.Error("user of an interface of type user now belongs to another guest; not freed", "user", user.UID)
 		return func(context.Context) error { return nil }
 	}
-	return func(context.Context) error { return r.Quarters.Users.Free(user) }
+	return func(context.Context) error { return r.Isolation.Users.Free(user) }
 }
 
-// userNetworks returns the users of the programs that serve interfaces of type user for the guest of an
-// instance record.
-func userNetworks(rec *machine.InstanceRecord, dir string) (users []sandbox.User) {
+// userNetworks returns the users of the programs that serve interfaces of type user for the guest of a
+// run record.
+func userNetworks(rec *machine.RunRecord, dir string) (users []sandbox.User) {
 	add := func(n *machine.HeldNIC) {
 		if n != nil && n.User != nil {
 			users = append(users, *n.User)
@@ -102,5 +102,5 @@ func userNetworks(rec *machine.InstanceRecord, dir string) (users []sandbox.User
 	return users
 }
 
-// namesOfHosts are the host's files for name resolution.
-var namesOfHosts = []string{"/etc/resolv.conf", "/etc/hosts"}
+// resolverFiles are the host's files for name resolution.
+var resolverFiles = []string{"/etc/resolv.conf", "/etc/hosts"}

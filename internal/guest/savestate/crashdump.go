@@ -17,12 +17,12 @@ import (
 )
 
 // A guest with on_crash coredump-* leaves its memory in the data directory when it panics. Guests decide
-// how often that happens. So at most keepCores dumps of each guest, and keepAllCores of all guests, are
+// how often that happens. So at most coresPerGuest dumps of each guest, and maxCores of all guests, are
 // kept: the newest. No dump is begun that would fill the file system.
-const keepCores, keepAllCores = 4, 32
+const coresPerGuest, maxCores = 4, 32
 
-// core is a dump of a guest's memory.
-type core struct {
+// coreDump is a dump of a guest's memory.
+type coreDump struct {
 	path, guest string // guest is empty if it no longer exists
 	at          time.Time
 }
@@ -41,9 +41,9 @@ func DumpCore(g *machine.Guest) {
 	path := filepath.Join(g.Reg.CoreDir(), machine.FileStem(g.Record.Name)+time.Now().UTC().Format(coreTime)+coreSuffix)
 	name, memory := g.Record.Name, r.Definition.Memory
 	g.Reg.Loops.Go(func() {
-		err := roomForCore(g.Reg, name, memory)
+		err := makeCoreSpace(g.Reg, name, memory)
 		if err == nil {
-			err = Dump(g.Reg.Life, g, scope.Daemon("the dump of a guest that has panicked"), path, DumpOptions{Memory: "elf", In: r})
+			err = Dump(g.Reg.Life, g, scope.Daemon("the dump of a guest that has panicked"), path, DumpOptions{Memory: "elf", OnlyInstance: r})
 		}
 		if g.Reg.Life.Err() != nil {
 			return // the next daemon begins again
@@ -53,9 +53,9 @@ func DumpCore(g *machine.Guest) {
 		} else {
 			g.Log.Warn("the guest has panicked; its memory was dumped", "path", path)
 		}
-		_ = machine.UntilDone(g.Reg.Life, machine.LastTry, func() error { // or the daemon stops
+		_ = machine.RetryUntilDone(g.Reg.Life, machine.MaxReleasePause, func() error { // or the daemon stops
 			err := g.Perform(g.Reg.Life, scope.Daemon("the dump of a guest that has panicked"), "", domain.JobModify, machine.ModifyLimit, func() (machine.Work, error) {
-				dumped(g, r)
+				finishCoreDump(g, r)
 				return nil, nil
 			})
 			if fault.Is(err, fault.Timeout) || fault.Is(err, fault.Busy) {
@@ -66,25 +66,25 @@ func DumpCore(g *machine.Guest) {
 	})
 }
 
-// dumped continues with the policy of a panicked guest, as a job. Outside of a job the guest could be
+// finishCoreDump continues with the policy of a panicked guest, as a job. Outside of a job the guest could be
 // restarted while it is being saved, and its disks would no longer fit the image. It runs in the loop.
-func dumped(g *machine.Guest, r *machine.Instance) {
+func finishCoreDump(g *machine.Guest, r *machine.Instance) {
 	r.Dumping = false
 	if g.Instance == r {
 		g.Advance(lifecycle.Dumped{})
 	}
 }
 
-// roomForCore removes surplus dumps before another one of the guest. It fails unless the file system has
+// makeCoreSpace removes surplus dumps before another one of the guest. It fails unless the file system has
 // space for the dump and as much again.
-func roomForCore(r *machine.Registry, name string, memory uint64) error {
+func makeCoreSpace(r *machine.Registry, name string, memory uint64) error {
 	paths, err := filepath.Glob(filepath.Join(r.CoreDir(), "*"+coreSuffix))
 	if err != nil {
 		return err // only a malformed pattern fails
 	}
-	var cores []core
+	var cores []coreDump
 	for _, p := range paths {
-		c := core{path: p}
+		c := coreDump{path: p}
 		if stem := strings.TrimSuffix(filepath.Base(p), coreSuffix); len(stem) > len(coreTime) {
 			c.guest = stem[:len(stem)-len(coreTime)]
 		}
@@ -96,7 +96,7 @@ func roomForCore(r *machine.Registry, name string, memory uint64) error {
 		}
 		cores = append(cores, c)
 	}
-	for _, c := range surplus(cores, machine.FileStem(name)) {
+	for _, c := range surplusCores(cores, machine.FileStem(name)) {
 		machine.RemoveFile(r.Log, c.path)
 	}
 	free, err := provision.FreeSpace(r.Life, r.CoreDir())
@@ -109,21 +109,21 @@ func roomForCore(r *machine.Registry, name string, memory uint64) error {
 	return nil
 }
 
-// surplus returns the dumps to remove before the guest next gets another: its own oldest and, of all guests
+// surplusCores returns the dumps to remove before the guest next gets another: its own oldest and, of all guests
 // together, the oldest of the guest with the most dumps. Guests that no longer exist count as one.
 // Otherwise a user could push out the dumps of others by defining ever new guests.
-func surplus(cores []core, next string) (gone []core) {
-	slices.SortFunc(cores, func(a, b core) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path)) })
+func surplusCores(cores []coreDump, next string) (gone []coreDump) {
+	slices.SortFunc(cores, func(a, b coreDump) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path)) })
 	has := map[string]int{next: 1}
 	for _, c := range cores {
 		has[c.guest]++
 	}
-	for has[next] > keepCores || len(cores) >= keepAllCores {
+	for has[next] > coresPerGuest || len(cores) >= maxCores {
 		from := next
-		if has[next] <= keepCores {
-			from = slices.MaxFunc(cores, func(a, b core) int { return cmp.Compare(has[a.guest], has[b.guest]) }).guest
+		if has[next] <= coresPerGuest {
+			from = slices.MaxFunc(cores, func(a, b coreDump) int { return cmp.Compare(has[a.guest], has[b.guest]) }).guest
 		}
-		i := slices.IndexFunc(cores, func(c core) bool { return c.guest == from })
+		i := slices.IndexFunc(cores, func(c coreDump) bool { return c.guest == from })
 		gone = append(gone, cores[i])
 		cores = slices.Delete(cores, i, i+1)
 		has[from]--

@@ -31,13 +31,13 @@ type DumpOptions struct {
 	Crash, Reset bool
 	BypassCache  bool
 
-	In *machine.Instance // the instance to dump; nil: the current one
+	OnlyInstance *machine.Instance // the instance to dump; nil: the current one
 }
 
 // Dump writes the guest's memory, or its whole state, to a file for debugging. Unless the options say
 // otherwise, the guest continues afterwards.
 func Dump(ctx context.Context, g *machine.Guest, sc scope.Scope, path string, o DumpOptions) error {
-	if err := checkPlace("dump", path); err != nil {
+	if err := checkImagePath("dump", path); err != nil {
 		return err
 	}
 	return g.MoveMemory(ctx, sc, lifecycle.Dump, domain.JobDump, func(p *machine.Progress) (machine.Work, error) {
@@ -47,10 +47,10 @@ func Dump(ctx context.Context, g *machine.Guest, sc scope.Scope, path string, o 
 
 func planDump(g *machine.Guest, path string, o DumpOptions, p *machine.Progress) (machine.Work, error) {
 	r, def := g.Instance, g.Instance.Definition
-	if o.In != nil && o.In != r { // that run has ended, and the guest was started again
+	if o.OnlyInstance != nil && o.OnlyInstance != r { // that run has ended, and the guest was started again
 		return nil, fault.New(fault.WrongState, fault.Domain, "domain %q has ended since", g.Record.Name)
 	}
-	if err := admitMove(r); err != nil {
+	if err := admitSaveOrDump(r); err != nil {
 		return nil, err
 	}
 	d := &DumpOp{MemoryImage: MemoryImage{Path: path, WasRunning: g.State.Phase == domain.Running, r: r, progress: p}, options: o, def: def}
@@ -78,9 +78,9 @@ type DumpOp struct {
 // Steps implements operation.Work.
 func (d *DumpOp) Steps() []operation.Step {
 	return []operation.Step{
-		{Name: "file", Effect: operation.Boot, Do: d.makeFile, Undo: d.removeHalf},
+		{Name: "file", Effect: operation.Boot, Do: d.makeFile, Undo: d.removeIncomplete},
 		{Name: "write", Effect: operation.Process, Do: d.write, Undo: d.resumeGuest},
-		{Name: "leave", Effect: operation.Process, Do: d.leave},
+		{Name: "leave", Effect: operation.Process, Do: d.afterDump},
 	}
 }
 
@@ -89,17 +89,17 @@ func (d *DumpOp) makeFile(ctx context.Context) error {
 	if err := d.create(ctx, d.op.Scope()); err != nil {
 		return err
 	}
-	noteHalf(d.r.Guest, d.Path, d.file)
+	recordIncomplete(d.r.Guest, d.Path, d.file)
 	return nil
 }
 
-// removeHalf removes the file, unless it is complete.
-func (d *DumpOp) removeHalf(ctx context.Context) error { return d.discard(ctx, false) }
+// removeIncomplete removes the file, unless it is complete.
+func (d *DumpOp) removeIncomplete(ctx context.Context) error { return d.discard(ctx, false) }
 
-// leave crashes, resets or resumes the guest after a complete dump, by the options.
-func (d *DumpOp) leave(ctx context.Context) error {
+// afterDump crashes, resets or resumes the guest after a complete dump, by the options.
+func (d *DumpOp) afterDump(ctx context.Context) error {
 	if d.options.Crash && !d.options.Reset {
-		return d.crash(ctx)
+		return d.crashGuest(ctx)
 	}
 	s, err := d.r.Monitor()
 	if err == nil && d.options.Reset {
@@ -109,13 +109,13 @@ func (d *DumpOp) leave(ctx context.Context) error {
 	case err != nil:
 		return err
 	case d.options.Crash:
-		return d.crash(ctx)
+		return d.crashGuest(ctx)
 	}
 	return d.restore(ctx, s)
 }
 
-// crash ends the guest as crashed.
-func (d *DumpOp) crash(ctx context.Context) error {
+// crashGuest ends the guest as crashed.
+func (d *DumpOp) crashGuest(ctx context.Context) error {
 	return d.r.InLoop(ctx, func(g *machine.Guest) error {
 		g.Advance(lifecycle.Ending{Reason: domain.ReasonCrashed})
 		d.r.End(machine.EndNow)
@@ -126,7 +126,7 @@ func (d *DumpOp) crash(ctx context.Context) error {
 // write lets QEMU write the dump.
 func (d *DumpOp) write(ctx context.Context) error {
 	path, o, p, labels := d.Path, d.options, d.progress, d.r.Labels
-	defer forgetHalf(d.r.Reg, d.r.UUID) // the file is complete, or removed
+	defer forgetIncomplete(d.r.Reg, d.r.UUID) // the file is complete, or removed
 	s, err := d.r.Monitor()
 	if err == nil {
 		err = d.r.InLoop(ctx, func(g *machine.Guest) error { g.Advance(lifecycle.Pausing{Reason: domain.ReasonDump}); return nil })
@@ -144,11 +144,11 @@ func (d *DumpOp) write(ctx context.Context) error {
 		}
 		defer back()
 		if !o.Live {
-			if err := machine.Halt(ctx, s); err != nil {
+			if err := machine.StopVCPUs(ctx, s); err != nil {
 				return err
 			}
 		}
-		switch most := mostState(d.def); {
+		switch most := maxStateSize(d.def); {
 		case o.Memory != "": // QEMU stops the guest for it
 			err = dumpMemory(ctx, s, f, most, o.Memory, p, labels)
 		case o.Live: // the guest writes to its memory during the dump
@@ -166,7 +166,7 @@ func (d *DumpOp) write(ctx context.Context) error {
 			return fault.Wrap(err, fault.Failed, fault.Host, "cannot complete %s", f.Name())
 		}
 		if o.BypassCache {
-			return uncache(f)
+			return dropPageCache(f)
 		}
 		return nil
 	})
@@ -181,7 +181,7 @@ func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, most int64, for
 		}
 		return followDump(ctx, s, p)
 	}
-	t, qemus, err := transferTo(f, most, labels)
+	t, qemus, err := startTransfer(f, most, labels)
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func dumpMemory(ctx context.Context, s *qmp.Session, f *os.File, most int64, for
 	if err == nil {
 		err = followDump(ctx, s, p)
 	}
-	return t.end(ctx, err)
+	return t.wait(ctx, err)
 }
 
 // beginDump passes QEMU the file and begins the dump in the background.
@@ -210,7 +210,7 @@ func beginDump(ctx context.Context, s *qmp.Session, to *os.File, format string) 
 // still waits for the end, and the dump is discarded.
 func followDump(ctx context.Context, s *qmp.Session, p *machine.Progress) error {
 	asking := context.WithoutCancel(ctx)
-	for wait := machine.FirstLook; ; wait = min(2*wait, machine.LastLook) {
+	for wait := machine.FirstPoll; ; wait = min(2*wait, machine.MaxPoll) {
 		var d struct {
 			Status           string
 			Completed, Total uint64

@@ -43,7 +43,7 @@ func RedefineSaved(ctx context.Context, r *machine.Registry, sc scope.Scope, pat
 
 // redefineImage does this without a time limit of its own, because writing may take long.
 func redefineImage(ctx context.Context, r *machine.Registry, f *os.File, o SaveOptions) error {
-	path, leave, err := HeaderTurn(ctx, r, f)
+	path, leave, err := LockHeader(ctx, r, f)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func RedefineManagedSave(ctx context.Context, g *machine.Guest, sc scope.Scope, 
 		if !g.Record.ManagedSave {
 			return nil, errNoManagedSave()
 		}
-		if err := fenceSaved(g, sc, o.XML); err != nil {
+		if err := limitSavedPaths(g, sc, o.XML); err != nil {
 			return nil, err
 		}
 		path := ManagedSavePath(g)
@@ -123,9 +123,9 @@ func RedefineManagedSave(ctx context.Context, g *machine.Guest, sc scope.Scope, 
 	})
 }
 
-// fenceSaved records the folders for the disks of a definition for the image, and applies the Bound of ctx
+// limitSavedPaths records the folders for the disks of a definition for the image, and applies the Bound of ctx
 // as for Define. Another client may start the guest from the image.
-func fenceSaved(g *machine.Guest, sc scope.Scope, doc string) error {
+func limitSavedPaths(g *machine.Guest, sc scope.Scope, doc string) error {
 	if doc == "" || sc.Folders() == nil && sc.Limits() == nil {
 		return nil
 	}
@@ -135,12 +135,12 @@ func fenceSaved(g *machine.Guest, sc scope.Scope, doc string) error {
 	}
 	whole, err := Completed(def)
 	if err == nil {
-		err = machine.AskBound(sc, g.Identity, whole, doc)
+		err = machine.ReserveQuota(sc, g.UUID, whole, doc)
 	}
 	if err != nil {
 		return err
 	}
-	return provision.SetInstancePathPolicy(g, sc, def)
+	return provision.SetInstancePathLimits(g, sc, def)
 }
 
 func errNoManagedSave() error {
@@ -195,19 +195,19 @@ func redefined(saved *domain.Definition, doc string) (*domain.Definition, error)
 		}
 	}
 	before, after := machineDevices(saved), machineDevices(def)
-	if lost := without(before, after); len(lost) > 0 {
+	if lost := subtract(before, after); len(lost) > 0 {
 		return nil, fault.New(fault.Invalid, fault.Config,
 			"the saved machine cannot be changed: it has %s, and the new definition does not; start from the image's own definition", strings.Join(lost, ", "))
 	}
-	if added := without(after, before); len(added) > 0 {
+	if added := subtract(after, before); len(added) > 0 {
 		return nil, fault.New(fault.Invalid, fault.Config, "the saved machine cannot be changed: it has no %s", strings.Join(added, ", "))
 	}
 	provision.KeepQueues(def, saved)
 	return def, nil
 }
 
-// without returns the elements of all that are not in some.
-func without(all, some []string) []string {
+// subtract returns the elements of all that are not in some.
+func subtract(all, some []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(name string) bool { return slices.Contains(some, name) })
 }
 

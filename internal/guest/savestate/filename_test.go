@@ -10,7 +10,7 @@ import (
 )
 
 // The longest names that libvirt allows leave room for the suffixes of file names.
-func TestFilesOfLongNamesFit(t *testing.T) {
+func TestFileStem_LongNames(t *testing.T) {
 	seen := map[string]string{}
 	for _, name := range []string{
 		"web", strings.Repeat("x", 200), strings.Repeat("x", 201), strings.Repeat("x", 247), strings.Repeat("x", 246) + "y",

@@ -45,9 +45,9 @@ func newHeaderChange(before, after []byte) HeaderChange {
 	return HeaderChange{before[:n], after[:n]}
 }
 
-// amid reports whether the change was interrupted in the middle: each block is the old or the new one, and
+// isPartial reports whether the change was interrupted in the middle: each block is the old or the new one, and
 // both kinds are present.
-func (c HeaderChange) amid(now []byte) bool {
+func (c HeaderChange) isPartial(now []byte) bool {
 	if len(c.After) != len(c.Before) || len(now) != len(c.Before) || bytes.Equal(now, c.Before) || bytes.Equal(now, c.After) {
 		return false
 	}
@@ -123,8 +123,8 @@ func settleHeader(r *machine.Registry, f *os.File, path string) error {
 	if err != nil {
 		return err
 	}
-	amid, err := c.cutOff(f)
-	if err == nil && amid {
+	partial, err := c.isInterrupted(f)
+	if err == nil && partial {
 		err = undoHeader(r, f, path, c)
 	} else if err == nil {
 		err = f.Sync() // a complete header may not be on the disk yet
@@ -133,7 +133,7 @@ func settleHeader(r *machine.Registry, f *os.File, path string) error {
 		return err
 	}
 	forgetHeader(r, path)
-	if !amid {
+	if !partial {
 		return settleMoved(r, f, path) // an image that was moved here
 	}
 	return nil
@@ -158,14 +158,14 @@ func settleMoved(r *machine.Registry, f *os.File, path string) error {
 		return err
 	}
 	for from, c := range noted {
-		amid, err := c.cutOff(f)
-		if err != nil || !amid {
+		partial, err := c.isInterrupted(f)
+		if err != nil || !partial {
 			continue
 		}
 		if err := undoHeader(r, f, path, c); err != nil {
 			return err
 		}
-		ctx, stop := context.WithTimeout(r.Life, machine.CloseTime)
+		ctx, stop := context.WithTimeout(r.Life, machine.CloseTimeout)
 		defer stop()
 		if there, err := machine.FileExists(ctx, scope.Daemon("a change of a header that was cut off"), from); err == nil && !there { // it was moved and not copied
 			forgetHeader(r, from)
@@ -175,15 +175,15 @@ func settleMoved(r *machine.Registry, f *os.File, path string) error {
 	return nil
 }
 
-// cutOff reports whether the change was interrupted in this image.
-func (c HeaderChange) cutOff(f *os.File) (bool, error) {
+// isInterrupted reports whether the change was interrupted in this image.
+func (c HeaderChange) isInterrupted(f *os.File) (bool, error) {
 	now := make([]byte, len(c.Before))
 	if n, err := f.ReadAt(now, 0); errors.Is(err, io.EOF) {
 		now = now[:n]
 	} else if err != nil {
 		return false, err
 	}
-	return c.amid(now), nil
+	return c.isPartial(now), nil
 }
 
 // undoHeader writes the old header again.
@@ -235,13 +235,13 @@ func forgetHeader(r *machine.Registry, path string) {
 	}
 }
 
-// HeaderTurn locks the header of an open image and returns the image's real path. A reader during a change
+// LockHeader locks the header of an open image and returns the image's real path. A reader during a change
 // would read neither header. The lock belongs to the file, under any name.
-func HeaderTurn(ctx context.Context, r *machine.Registry, f *os.File) (path string, leave func(), err error) {
-	path, id, err := filelabel.WhereIs(f)
+func LockHeader(ctx context.Context, r *machine.Registry, f *os.File) (path string, leave func(), err error) {
+	path, id, err := filelabel.PathAndID(f)
 	if err != nil {
 		return "", nil, err
 	}
-	leave, err = r.Headers.Lock(ctx, id)
+	leave, err = r.HeaderLocks.Lock(ctx, id)
 	return path, leave, fault.Wrap(err, fault.Of(err), fault.Host, "the header of %s is being changed", path)
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// countQueues asks QEMU for the numbers of queues, and adds to the header those that differ from the number
+// queryQueues asks QEMU for the numbers of queues, and adds to the header those that differ from the number
 // of vCPUs.
-func (h *SaveHeader) countQueues(ctx context.Context, s *qmp.Session, active *domain.Definition) error {
+func (h *SaveHeader) queryQueues(ctx context.Context, s *qmp.Session, active *domain.Definition) error {
 	if active.VCPUs.Max == 1 {
 		return nil
 	}
 	counted := active.Clone()
-	for _, d := range provision.Uncounted(counted) {
+	for _, d := range provision.DevicesWithoutQueues(counted) {
 		var n uint
 		err := s.Execute(ctx, "qom-get", map[string]any{"path": "/machine/peripheral/" + d.Alias, "property": d.Property}, &n)
 		if answer := (*qmp.Error)(nil); errors.As(err, &answer) || n > provision.MaxQueues || n == active.VCPUs.Current {

@@ -50,9 +50,9 @@ type SaveOp struct {
 	// Managed says that Path is the managed save image, from which the next start restores.
 	Managed bool `json:",omitempty"`
 
-	options SaveOptions
-	was     domain.State
-	flagged bool // the guest's record says so, at least in memory
+	options         SaveOptions
+	was             domain.State
+	managedRecorded bool // the guest's record says so, at least in memory
 }
 
 // Steps implements operation.Work.
@@ -62,7 +62,7 @@ func (s *SaveOp) Steps() []operation.Step {
 		{Name: "write", Effect: operation.Process, Do: s.write, Undo: s.resumeGuest},
 		{Name: "complete", Effect: operation.Boot, Decisive: true, Do: s.Complete},
 		{Name: "end", Effect: operation.Process, Do: s.end},
-		{Name: "flag", Effect: operation.Boot, Do: s.flag},
+		{Name: "flag", Effect: operation.Boot, Do: s.recordManaged},
 	}
 }
 
@@ -76,7 +76,7 @@ func (m *MemoryImage) Opened(op *operation.Operation) error {
 // from now on.
 func (m *MemoryImage) Ended() {
 	g := m.r.Guest
-	if g == nil || m.r.Alone {
+	if g == nil || m.r.BeforeLoop {
 		return
 	}
 	m.r.Reg.Loops.Go(func() { // an error means that the guest is gone or the daemon stops
@@ -92,8 +92,8 @@ func (s *SaveOp) Rehold() {
 	}
 }
 
-// admitMove refuses a save or dump while another one is open.
-func admitMove(r *machine.Instance) error {
+// admitSaveOrDump refuses a save or dump while another one is open.
+func admitSaveOrDump(r *machine.Instance) error {
 	if r.Ops.HasClass(operation.Move) {
 		return fault.New(fault.Busy, fault.Domain, "a save or dump of domain %q was interrupted, and is settled when its QEMU answers; try again then", r.Name)
 	}
@@ -101,23 +101,23 @@ func admitMove(r *machine.Instance) error {
 	return err
 }
 
-// Partial returns the path of an image while it is being written.
-func Partial(path string) string { return path + ".partial" }
+// PartialPath returns the path of an image while it is being written.
+func PartialPath(path string) string { return path + ".partial" }
 
 // makeFile creates the file and records it, so that a later daemon finds it.
 func (s *SaveOp) makeFile(ctx context.Context) error {
 	if err := s.create(ctx, s.op.Scope()); err != nil {
 		return err
 	}
-	if !s.Managed { // sweepSaved finds managed images
-		noteHalf(s.r.Guest, s.Path, s.file)
+	if !s.Managed { // sweepManagedSaves finds managed images
+		recordIncomplete(s.r.Guest, s.Path, s.file)
 	}
 	return nil
 }
 
 // create makes the file beside its final path and journals its identity.
 func (m *MemoryImage) create(ctx context.Context, sc scope.Scope) (err error) {
-	if m.file, err = createImage(ctx, Partial(m.Path), sc.FoldersFor(m.Path)); err != nil {
+	if m.file, err = createImage(ctx, PartialPath(m.Path), sc.FoldersFor(m.Path)); err != nil {
 		return err
 	}
 	var st unix.Stat_t
@@ -140,14 +140,14 @@ func (m *MemoryImage) discard(ctx context.Context, whole bool) error {
 	if m.Made == nil && m.progress != nil { // the file there belongs to another writer
 		return nil
 	}
-	ctx, stop := context.WithTimeout(ctx, machine.CloseTime)
+	ctx, stop := context.WithTimeout(ctx, machine.CloseTimeout)
 	defer stop()
 	err := fsguard.Run(ctx, m.Path, func() error {
 		return safepath.OpenLink(m.Path, func(at string) error {
-			if m.Made == nil || m.Made.is(Partial(at)) {
-				machine.RemoveFile(m.r.Log, Partial(at))
+			if m.Made == nil || m.Made.isFileAt(PartialPath(at)) {
+				machine.RemoveFile(m.r.Log, PartialPath(at))
 			}
-			if whole && m.Made != nil && m.Made.is(at) {
+			if whole && m.Made != nil && m.Made.isFileAt(at) {
 				machine.RemoveFile(m.r.Log, at)
 			}
 			return nil
@@ -156,14 +156,14 @@ func (m *MemoryImage) discard(ctx context.Context, whole bool) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("cannot remove the useless image %s: %w", m.Path, err)
 	}
-	forgetHalf(m.r.Reg, m.r.UUID)
+	forgetIncomplete(m.r.Reg, m.r.UUID)
 	return nil
 }
 
 // write stops the vCPUs and lets QEMU write the image.
 func (s *SaveOp) write(ctx context.Context) error {
 	r := s.r
-	defer forgetHalf(r.Reg, r.UUID) // the file is complete, or removed
+	defer forgetIncomplete(r.Reg, r.UUID) // the file is complete, or removed
 	session, err := r.Monitor()
 	if err != nil {
 		return err
@@ -178,7 +178,7 @@ func (s *SaveOp) write(ctx context.Context) error {
 	}
 	var h *SaveHeader
 	fill := func(f *os.File) (err error) {
-		if err := machine.Halt(ctx, session); err != nil {
+		if err := machine.StopVCPUs(ctx, session); err != nil {
 			return err
 		}
 		if h, err = s.stoppedHeader(ctx, session); err != nil {
@@ -187,7 +187,7 @@ func (s *SaveOp) write(ctx context.Context) error {
 		if err := fsguard.RunLong(ctx, s.Path, func() error { return h.Write(f) }); err != nil {
 			return fault.Wrap(withoutName(err), fault.Of(err), fault.Host, "cannot save to %s", s.Path)
 		}
-		if err := migrateTo(ctx, session, f, mostState(h.def), s.progress, r.Labels); err != nil {
+		if err := migrateTo(ctx, session, f, maxStateSize(h.def), s.progress, r.Labels); err != nil {
 			return fmt.Errorf("cannot save to %s: %w", s.Path, err)
 		}
 		return nil
@@ -197,7 +197,7 @@ func (s *SaveOp) write(ctx context.Context) error {
 			return fault.Wrap(withoutName(err), fault.Failed, fault.Host, "cannot save to %s", s.Path)
 		}
 		if s.options.BypassCache {
-			return uncache(f)
+			return dropPageCache(f)
 		}
 		return nil
 	})
@@ -220,7 +220,7 @@ func (s *SaveOp) stoppedHeader(ctx context.Context, session *qmp.Session) (*Save
 	if err != nil {
 		return nil, err
 	}
-	return header, header.countQueues(ctx, session, def)
+	return header, header.queryQueues(ctx, session, def)
 }
 
 // resumeGuest cancels QEMU's write and resumes a guest that was running. A guest that was paused may have
@@ -237,7 +237,7 @@ func (m *MemoryImage) resumeGuest(ctx context.Context) error {
 	if err == nil {
 		err = m.restore(ctx, s)
 	}
-	if hotplug.Unanswered(err) {
+	if hotplug.IsEffectUnknown(err) {
 		s.Close() // the next session repeats it
 	}
 	return err
@@ -251,7 +251,7 @@ func (m *MemoryImage) restore(ctx context.Context, s *qmp.Session) error {
 		command = "cont"
 	}
 	err := s.Execute(ctx, command, nil, nil)
-	if err != nil && !hotplug.Unanswered(err) {
+	if err != nil && !hotplug.IsEffectUnknown(err) {
 		m.r.Log.Error("cannot resume the guest after its save or dump", "error", err)
 		return nil
 	}
@@ -277,9 +277,9 @@ func (s *SaveOp) end(ctx context.Context) error {
 	})
 }
 
-// flag records the managed save image in the store, so that the next start restores it. If the store takes
+// recordManaged records the managed save image in the store, so that the next start restores it. If the store takes
 // no changes, the run directory stays until it does.
-func (s *SaveOp) flag(ctx context.Context) error {
+func (s *SaveOp) recordManaged(ctx context.Context) error {
 	if !s.Managed {
 		return nil
 	}
@@ -287,13 +287,13 @@ func (s *SaveOp) flag(ctx context.Context) error {
 		if g == nil || g.Inactive == nil {
 			return nil
 		}
-		if s.flagged { // its user may have removed the image since
+		if s.managedRecorded { // its user may have removed the image since
 			if cause := s.r.Unstored.Load(); cause != nil {
 				return *cause
 			}
 			return nil
 		}
-		s.flagged, g.Record.ManagedSave = true, true
+		s.managedRecorded, g.Record.ManagedSave = true, true
 		err := g.Store()
 		if err != nil {
 			g.StoreLater(s.r, err)
@@ -309,8 +309,8 @@ type MadeFile struct {
 	Device, Inode uint64
 }
 
-// is reports whether the file at path at is this one.
-func (m *MadeFile) is(at string) bool {
+// isFileAt reports whether the file at path at is this one.
+func (m *MadeFile) isFileAt(at string) bool {
 	var st unix.Stat_t
 	err := unix.Lstat(at, &st)
 	return err == nil && m.Device == st.Dev && m.Inode == st.Ino
@@ -318,7 +318,7 @@ func (m *MadeFile) is(at string) bool {
 
 // awaitNoMigration waits until QEMU has ended its migration. Until then QEMU may stop the vCPUs again.
 func awaitNoMigration(ctx context.Context, session *qmp.Session) error {
-	for wait := machine.FirstLook; ; wait = min(2*wait, machine.LastLook) {
+	for wait := machine.FirstPoll; ; wait = min(2*wait, machine.MaxPoll) {
 		var m machine.Migration
 		if err := session.Execute(ctx, "query-migrate", nil, &m); err != nil {
 			return err
@@ -335,10 +335,10 @@ func awaitNoMigration(ctx context.Context, session *qmp.Session) error {
 	}
 }
 
-// SettleManaged removes the managed save image that an adopted guest was restored from. Restoring it a
+// RemoveRestoredSave removes the managed save image that an adopted guest was restored from. Restoring it a
 // second time would damage the guest's disks.
-func SettleManaged(g *machine.Guest, r *machine.Instance) {
+func RemoveRestoredSave(g *machine.Guest, r *machine.Instance) {
 	if g.Inactive != nil && r.FromManaged && g.Record.ManagedSave {
-		UseUpManagedSave(g, r)
+		ConsumeManagedSave(g, r)
 	}
 }

@@ -24,7 +24,7 @@ import (
 // migrateTo writes a guest's state to a file from its present offset, in at most most bytes, until it is
 // complete or ctx ends.
 func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, most int64, p *machine.Progress, labels *filelabel.Labels) error {
-	t, qemus, err := transferTo(f, most, labels)
+	t, qemus, err := startTransfer(f, most, labels)
 	if err != nil {
 		return err
 	}
@@ -38,11 +38,11 @@ func migrateTo(ctx context.Context, s *qmp.Session, f *os.File, most int64, p *m
 	}
 	if err == nil {
 		// A QEMU that waits for a file system may not answer until its socket is closed.
-		settled := context.AfterFunc(ctx, t.hangUp)
+		settled := context.AfterFunc(ctx, t.closeConnection)
 		err = machine.FollowMigration(ctx, s, p)
 		settled()
 	}
-	return t.end(ctx, err)
+	return t.wait(ctx, err)
 }
 
 // transfer copies what QEMU writes into a file that QEMU is not passed. The file begins with the definition
@@ -52,19 +52,19 @@ type transfer struct {
 	written chan error // receives one value, when all is written or writing has failed
 }
 
-// lastWrite is how long QEMU may take to close its end after it has written everything.
-const lastWrite = 10 * time.Second
+// closePatience is how long QEMU may take to close its end after it has written everything.
+const closePatience = 10 * time.Second
 
-// mostState bounds, in bytes, the state of a stopped guest: each page of its memory once, and the state of
+// maxStateSize bounds, in bytes, the state of a stopped guest: each page of its memory once, and the state of
 // its devices. Without a bound a compromised QEMU could fill the file system.
-func mostState(d *domain.Definition) int64 {
+func maxStateSize(d *domain.Definition) int64 {
 	const beside = 1 << 30
 	return int64(min(2*(d.Memory+d.MemoryBeside())+beside, math.MaxInt64))
 }
 
-// transferTo begins to fill a file from its present offset, with at most most bytes. It returns QEMU's end
+// startTransfer begins to fill a file from its present offset, with at most most bytes. It returns QEMU's end
 // of the connection, which the caller must close.
-func transferTo(to *os.File, most int64, labels *filelabel.Labels) (t *transfer, qemus *os.File, err error) {
+func startTransfer(to *os.File, most int64, labels *filelabel.Labels) (t *transfer, qemus *os.File, err error) {
 	var ends [2]int
 	err = labels.Sockets(func() (err error) {
 		ends, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -90,23 +90,23 @@ func transferTo(to *os.File, most int64, labels *filelabel.Labels) (t *transfer,
 		if errors.Is(err, net.ErrClosed) {
 			err = nil // end closed it, and its caller knows why
 		}
-		t.written <- fault.Wrap(withoutName(err), machine.Failure(err), fault.Host, "cannot write the guest's state")
+		t.written <- fault.Wrap(withoutName(err), machine.FailureKind(err), fault.Host, "cannot write the guest's state")
 	}()
 	return t, qemus, nil
 }
 
-// hangUp closes the connection, so that QEMU's writes fail.
-func (t *transfer) hangUp() { _ = t.from.Close() }
+// closeConnection closes the connection, so that QEMU's writes fail.
+func (t *transfer) closeConnection() { _ = t.from.Close() }
 
-// end waits until everything that QEMU has written is in the file. moved is the error of QEMU's part. An
+// wait waits until everything that QEMU has written is in the file. moved is the error of QEMU's part. An
 // error of the file is returned in its place, because it is the cause. A file system that hangs does not
 // delay the caller. Once ctx has ended, the file may be incomplete, whatever QEMU reports.
-func (t *transfer) end(ctx context.Context, moved error) error {
-	defer t.hangUp()
-	wait := lastWrite
+func (t *transfer) wait(ctx context.Context, moved error) error {
+	defer t.closeConnection()
+	wait := closePatience
 	if moved != nil {
-		t.hangUp() // the rest is not needed
-		wait = machine.CloseTime
+		t.closeConnection() // the rest is not needed
+		wait = machine.CloseTimeout
 	}
 	late := time.NewTimer(wait)
 	defer late.Stop()
@@ -117,7 +117,7 @@ func (t *transfer) end(ctx context.Context, moved error) error {
 		return cmp.Or(moved, context.Cause(ctx))
 	case <-late.C:
 	}
-	return cmp.Or(moved, fault.New(fault.Timeout, fault.Monitor, "QEMU has written the guest's state, but has not closed its end within %v", lastWrite))
+	return cmp.Or(moved, fault.New(fault.Timeout, fault.Monitor, "QEMU has written the guest's state, but has not closed its end within %v", closePatience))
 }
 
 // withoutName removes the file name from an error. It is a temporary name, which tells the user nothing.

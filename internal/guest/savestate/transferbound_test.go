@@ -18,14 +18,14 @@ import (
 
 // What a QEMU that was taken over writes as its guest's state ends somewhere, and is an error then.
 // Promise: S13
-func TestNoStateIsWithoutAnEnd(t *testing.T) {
+func TestTransfer_StateBounded(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
 	const most = 3 << 20
-	into, qemus, err := transferTo(f, most, nil)
+	into, qemus, err := startTransfer(f, most, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func TestNoStateIsWithoutAnEnd(t *testing.T) {
 	for piece := make([]byte, 1<<20); err == nil; {
 		_, err = qemus.Write(piece)
 	}
-	if err := into.end(t.Context(), nil); !fault.Is(err, fault.Failed) {
+	if err := into.wait(t.Context(), nil); !fault.Is(err, fault.Failed) {
 		t.Errorf("a state of more than %d bytes: %v", most, err)
 	}
 	if st, err := f.Stat(); err != nil || st.Size() > most {
@@ -64,9 +64,10 @@ func (h handed) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Nor does it as its guest's memory, which is dumped to the data directory when it says that the guest has panicked.
+// Nor does it as its guest's memory, which is dumped to the data directory when it says that the guest has
+// panicked.
 // Promise: S13
-func TestNoMemoryIsWithoutAnEnd(t *testing.T) {
+func TestDumpMemory_Bounded(t *testing.T) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)

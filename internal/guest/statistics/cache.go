@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	// hopeless is how long after an unanswered query a guest's figures count as stale. From then on no
+	// staleAfter is how long after an unanswered query a guest's figures count as stale. From then on no
 	// further caller waits for that answer.
-	hopeless = time.Second
-	// lastResort bounds how long an unanswered query is kept. It is long because the query stays with QEMU:
+	staleAfter = time.Second
+	// maxQueryWait bounds how long an unanswered query is kept. It is long because the query stays with QEMU:
 	// repeated queries to a stuck QEMU would fill its monitor.
-	lastResort = time.Hour
+	maxQueryWait = time.Hour
 )
 
 // OutdateStats makes the next sample read all figures.
@@ -28,20 +28,20 @@ func OutdateStats(g *machine.StatsCache) {
 // newest returns the newest sample, marked as stale if it is. Nil: there is none.
 func newest(g *machine.StatsCache) *machine.Stats {
 	g.Mu.Lock()
-	last, trouble := known(g)
+	last, trouble := newestLocked(g)
 	g.Mu.Unlock()
 	if last == nil || trouble == nil {
 		return last
 	}
-	return stale(last, trouble)
+	return markStale(last, trouble)
 }
 
-// known is newest with the trouble returned beside it. mu must be held.
-func known(g *machine.StatsCache) (*machine.Stats, *machine.Trouble) {
-	late := g.Trouble
-	if late == nil && g.Next != nil {
-		if waited := time.Since(g.Next.Began); waited > hopeless {
-			late = &machine.Trouble{Since: g.Next.Began, Why: fault.New(fault.Timeout, fault.Monitor, "QEMU has not answered for %v", waited.Round(time.Millisecond))}
+// newestLocked is newest with the trouble returned beside it. mu must be held.
+func newestLocked(g *machine.StatsCache) (*machine.Stats, *machine.SampleFailure) {
+	late := g.Failure
+	if late == nil && g.Current != nil {
+		if waited := time.Since(g.Current.Began); waited > staleAfter {
+			late = &machine.SampleFailure{Since: g.Current.Began, Why: fault.New(fault.Timeout, fault.Monitor, "QEMU has not answered for %v", waited.Round(time.Millisecond))}
 		}
 	}
 	if g.Last == nil && late != nil {
@@ -50,7 +50,7 @@ func known(g *machine.StatsCache) (*machine.Stats, *machine.Trouble) {
 	return g.Last, late
 }
 
-func stale(s *machine.Stats, t *machine.Trouble) *machine.Stats {
+func markStale(s *machine.Stats, t *machine.SampleFailure) *machine.Stats {
 	old := *s
 	old.Stale, old.StaleSince = t.Why, t.Since
 	return &old
@@ -60,13 +60,13 @@ func stale(s *machine.Stats, t *machine.Trouble) *machine.Stats {
 // outlives its caller.
 func fresh(ctx, life context.Context, g *machine.StatsCache, maxAge time.Duration) (*machine.Stats, error) {
 	g.Mu.Lock()
-	last, late := known(g)
+	last, late := newestLocked(g)
 	if last != nil && late == nil && time.Since(last.At) <= maxAge {
 		g.Mu.Unlock()
 		return last, nil
 	}
-	s := begin(life, g, true)
-	if waits := time.Since(s.Began); waits <= hopeless {
+	s := beginSample(life, g, true)
+	if waits := time.Since(s.Began); waits <= staleAfter {
 		late = nil // the answer may still come
 	}
 	g.Mu.Unlock()
@@ -76,73 +76,73 @@ func fresh(ctx, life context.Context, g *machine.StatsCache, maxAge time.Duratio
 			if s.Err == nil {
 				return s.Stats, nil
 			}
-			late = &machine.Trouble{Since: s.Began, Why: s.Err}
+			late = &machine.SampleFailure{Since: s.Began, Why: s.Err}
 		case <-ctx.Done():
-			late = &machine.Trouble{Since: s.Began, Why: fmt.Errorf("cannot sample the domain in time: %w", context.Cause(ctx))}
+			late = &machine.SampleFailure{Since: s.Began, Why: fmt.Errorf("cannot sample the domain in time: %w", context.Cause(ctx))}
 		}
 	}
 	g.Mu.Lock()
-	last, _ = known(g)
+	last, _ = newestLocked(g)
 	g.Mu.Unlock()
 	if last == nil {
 		return nil, late.Why
 	}
-	return stale(last, late), nil
+	return markStale(last, late), nil
 }
 
-// begin begins a sample, or joins the one in progress. mu must be held.
-func begin(life context.Context, g *machine.StatsCache, thorough bool) *machine.Sampling {
-	if g.Next != nil {
-		return g.Next
+// beginSample begins a sample, or joins the one in progress. mu must be held.
+func beginSample(life context.Context, g *machine.StatsCache, thorough bool) *machine.Sampling {
+	if g.Current != nil {
+		return g.Current
 	}
 	s := &machine.Sampling{Began: time.Now(), Done: make(chan struct{})}
 	last, thorough := g.Last, thorough || g.Outdated
-	g.Next, g.Begun, g.Outdated = s, s.Began, false
+	g.Current, g.Begun, g.Outdated = s, s.Began, false
 	go func() {
-		ctx, stop := context.WithTimeout(life, lastResort)
+		ctx, stop := context.WithTimeout(life, maxQueryWait)
 		defer stop()
-		s.Stats, s.Err = contain(ctx, g, last, thorough, func(st *machine.Stats) { foresee(g, s, st) })
-		settle(g, s)
+		s.Stats, s.Err = takeSample(ctx, g, last, thorough, func(st *machine.Stats) { storeEarly(g, s, st) })
+		storeSample(g, s)
 		close(s.Done)
 	}()
 	return s
 }
 
-// contain takes a sample and turns a panic into an error. QEMU's answer may trigger one, and it must affect
+// takeSample takes a sample and turns a panic into an error. QEMU's answer may trigger one, and it must affect
 // this guest only.
-func contain(ctx context.Context, g *machine.StatsCache, last *machine.Stats, thorough bool, early func(*machine.Stats)) (st *machine.Stats, err error) {
+func takeSample(ctx context.Context, g *machine.StatsCache, last *machine.Stats, thorough bool, early func(*machine.Stats)) (st *machine.Stats, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
 			st, err = nil, fault.New(fault.Internal, fault.Domain, "taking the sample failed: %v", bug)
 		}
 	}()
-	return g.Take(ctx, last, thorough, early)
+	return g.Sample(ctx, last, thorough, early)
 }
 
-// foresee keeps the figures that are known before QEMU answers.
-func foresee(g *machine.StatsCache, s *machine.Sampling, st *machine.Stats) {
+// storeEarly keeps the figures that are known before QEMU answers.
+func storeEarly(g *machine.StatsCache, s *machine.Sampling, st *machine.Stats) {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
-	if g.Next == s && g.Last == nil {
+	if g.Current == s && g.Last == nil {
 		g.Early = st
 	}
 }
 
-// settle stores the result of a sampling, unless the guest has been restarted since it began.
-func settle(g *machine.StatsCache, s *machine.Sampling) {
+// storeSample stores the result of a sampling, unless the guest has been restarted since it began.
+func storeSample(g *machine.StatsCache, s *machine.Sampling) {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
-	if g.Next != s {
+	if g.Current != s {
 		return
 	}
-	g.Next = nil
+	g.Current = nil
 	switch {
 	case s.Err == nil:
-		g.Last, g.Early, g.Trouble = s.Stats, nil, nil
-	case g.Trouble == nil:
-		g.Trouble = &machine.Trouble{Since: s.Began, Why: s.Err}
+		g.Last, g.Early, g.Failure = s.Stats, nil, nil
+	case g.Failure == nil:
+		g.Failure = &machine.SampleFailure{Since: s.Began, Why: s.Err}
 	default:
-		g.Trouble = &machine.Trouble{Since: g.Trouble.Since, Why: s.Err}
+		g.Failure = &machine.SampleFailure{Since: g.Failure.Since, Why: s.Err}
 	}
 }
 
@@ -152,7 +152,7 @@ func isDueAt(g *machine.StatsCache, now time.Time, age, settled time.Duration) (
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
 	switch {
-	case g.Next != nil: // one is in progress
+	case g.Current != nil: // one is in progress
 		return g.Begun, false, false
 	case g.Begun.IsZero():
 		return g.Since, true, now.Sub(g.Since) >= settled
@@ -160,9 +160,9 @@ func isDueAt(g *machine.StatsCache, now time.Time, age, settled time.Duration) (
 	return g.Begun, false, now.Sub(g.Begun) >= age
 }
 
-// sample is begin for the sampler.
-func sample(life context.Context, g *machine.StatsCache) *machine.Sampling {
+// sampleForSchedule is beginSample for the sampler.
+func sampleForSchedule(life context.Context, g *machine.StatsCache) *machine.Sampling {
 	g.Mu.Lock()
 	defer g.Mu.Unlock()
-	return begin(life, g, false)
+	return beginSample(life, g, false)
 }

@@ -37,8 +37,8 @@ type BlockStats struct {
 	Backing *BlockStats
 }
 
-// highest returns the highest offset, in bytes, that was written in an image's file or device.
-func (c *BlockStats) highest() uint64 {
+// highestOffset returns the highest offset, in bytes, that was written in an image's file or device.
+func (c *BlockStats) highestOffset() uint64 {
 	if c.Parent != nil {
 		return c.Parent.Stats.Highest
 	}
@@ -72,19 +72,19 @@ func DisksOf(def *domain.Definition, counters []BlockStats, blocks []QEMUBlock) 
 			st.Index = d.Source.Index
 		}
 		CountDisk(st, counters)
-		name(st, d.Images())
+		setPaths(st, d.Images())
 		for _, b := range blocks {
 			if BelongsTo(b.QDev, d.Alias) && b.Inserted != nil {
-				measure(st, &b.Inserted.Image)
+				setSizes(st, &b.Inserted.Image)
 			}
 		}
 	}
 	return disks
 }
 
-// recount is sampleDisks without the sizes, which stay those of the last sample. QEMU answers it from
+// sampleCounters is sampleDisks without the sizes, which stay those of the last sample. QEMU answers it from
 // memory.
-func recount(ctx context.Context, s *qmp.Session, st *machine.Stats) error {
+func sampleCounters(ctx context.Context, s *qmp.Session, st *machine.Stats) error {
 	if len(st.Disks) == 0 {
 		return nil
 	}
@@ -103,13 +103,13 @@ func recount(ctx context.Context, s *qmp.Session, st *machine.Stats) error {
 func CountDisk(d *machine.DiskStats, all []BlockStats) {
 	for i := range all {
 		if c := &all[i]; BelongsTo(c.QDev, d.Alias) {
-			c.into(d)
+			c.copyTo(d)
 		}
 	}
 }
 
-// measure sets the sizes of a disk's image and of those below it.
-func measure(d *machine.DiskStats, image *blockImage) {
+// setSizes sets the sizes of a disk's image and of those below it.
+func setSizes(d *machine.DiskStats, image *blockImage) {
 	d.Capacity, d.Physical = image.VirtualSize, image.ActualSize
 	for i := range d.Backing {
 		if image = image.Backing; image == nil {
@@ -120,9 +120,9 @@ func measure(d *machine.DiskStats, image *blockImage) {
 	}
 }
 
-// name sets the paths of the images below the top one: QEMU knows only the numbers of the files it was
+// setPaths sets the paths of the images below the top one: QEMU knows only the numbers of the files it was
 // passed.
-func name(d *machine.DiskStats, images []*device.DiskSource) {
+func setPaths(d *machine.DiskStats, images []*device.DiskSource) {
 	for i := range d.Backing {
 		if i+1 < len(images) {
 			d.Backing[i].Path, d.Backing[i].Index = images[i+1].Path(), images[i+1].Index
@@ -130,20 +130,20 @@ func name(d *machine.DiskStats, images []*device.DiskSource) {
 	}
 }
 
-// into copies the counters to st. It keeps the sizes of the layers, and follows at most image.MaxDepth
+// copyTo copies the counters to st. It keeps the sizes of the layers, and follows at most image.MaxDepth
 // layers.
-func (c *BlockStats) into(st *machine.DiskStats) {
+func (c *BlockStats) copyTo(st *machine.DiskStats) {
 	s := c.Stats
 	st.ReadOps, st.ReadBytes, st.ReadTime = s.RdOps, s.RdBytes, time.Duration(s.RdTime)
 	st.WriteOps, st.WriteBytes, st.WriteTime = s.WrOps, s.WrBytes, time.Duration(s.WrTime)
-	st.FlushOps, st.FlushTime, st.Allocation = s.FlOps, time.Duration(s.FlTime), c.highest()
+	st.FlushOps, st.FlushTime, st.Allocation = s.FlOps, time.Duration(s.FlTime), c.highestOffset()
 	var layers []machine.LayerStats
 	for i, below := 0, c.Backing; below != nil && i < image.MaxDepth; i, below = i+1, below.Backing {
 		layer := machine.LayerStats{}
 		if i < len(st.Backing) {
 			layer = st.Backing[i] // with the sizes known so far
 		}
-		layer.Allocation = below.highest()
+		layer.Allocation = below.highestOffset()
 		layers = append(layers, layer)
 	}
 	st.Backing = layers

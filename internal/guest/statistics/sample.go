@@ -16,14 +16,14 @@ import (
 
 // How often QEMU is asked for the figures that change slowly: sizes of images (QEMU asks the file system,
 // which may hang), threads, and the memory figures that a guest reports unasked. In a paused guest almost
-// nothing changes, so its QEMU is asked for anything only after PausedSlowly.
+// nothing changes, so its QEMU is asked for anything only after PausedPeriod.
 const (
-	slowly       = time.Minute
-	PausedSlowly = 5 * time.Minute
+	sizesPeriod  = time.Minute
+	PausedPeriod = 5 * time.Minute
 )
 
 // Measure takes a sample. It asks the kernel, and QEMU only for what the last sample does not have. It is
-// the guest's taker.
+// the guest's sampleFunc.
 func Measure(ctx context.Context, g *machine.Guest, last *machine.Stats, thorough bool, early func(*machine.Stats)) (*machine.Stats, error) {
 	r, v := g.Live.Load(), g.View()
 	if r == nil || v.Active == nil {
@@ -37,12 +37,12 @@ func Measure(ctx context.Context, g *machine.Guest, last *machine.Stats, thoroug
 		return nil, err
 	}
 	paused := v.State == domain.Paused && last != nil && last.At.After(v.Since)
-	patience := slowly
+	patience := sizesPeriod
 	if paused {
-		patience = PausedSlowly
+		patience = PausedPeriod
 	}
 	if thorough = thorough || last == nil || last.Def != st.Def || st.At.Sub(last.Thorough) >= patience; !thorough {
-		keep(st, last)
+		keepSlowFigures(st, last)
 	}
 	if last == nil {
 		early(copyStats(st))
@@ -67,8 +67,8 @@ func copyStats(s *machine.Stats) *machine.Stats {
 	return &other
 }
 
-// keep copies the figures that are not queried again from the last sample.
-func keep(s, last *machine.Stats) {
+// keepSlowFigures copies the figures that are not queried again from the last sample.
+func keepSlowFigures(s, last *machine.Stats) {
 	s.Threads, s.Thorough = last.Threads, last.Thorough
 	s.VCPUs, s.Disks, s.IOThreads = last.VCPUs, last.Disks, last.IOThreads
 	s.Balloon.Figures, s.Balloon.Known, s.Balloon.Updated = last.Balloon.Figures, last.Balloon.Known, last.Balloon.Updated
@@ -104,7 +104,7 @@ func sampleQuickly(ctx context.Context, r *machine.Registry, s *qmp.Session, pid
 			return err
 		}
 	}
-	return recount(ctx, s, st)
+	return sampleCounters(ctx, s, st)
 }
 
 // sampleProcess reads the kernel's figures for QEMU's process, and whether a signal has stopped it.
@@ -205,7 +205,7 @@ func sampleBalloon(ctx context.Context, s *qmp.Session, st *machine.Stats) error
 	st.Balloon.Known, st.Balloon.Updated = 0, time.Time{}
 	for f, name := range qemuFigures {
 		if value, ok := answer.Stats[name]; ok && value != Unset {
-			Report(&st.Balloon, machine.BalloonFigure(f), value)
+			SetFigure(&st.Balloon, machine.BalloonFigure(f), value)
 		}
 	}
 	if answer.LastUpdate > 0 {

@@ -34,7 +34,7 @@ func newFleet(t *testing.T, n int, each time.Duration) *fleet {
 	f := &fleet{taken: map[*machine.StatsCache][]time.Time{}, stuck: map[*machine.StatsCache]chan struct{}{}}
 	for range n {
 		g := new(machine.StatsCache)
-		g.Take = func(ctx context.Context, _ *machine.Stats, _ bool, early func(*machine.Stats)) (*machine.Stats, error) {
+		g.Sample = func(ctx context.Context, _ *machine.Stats, _ bool, early func(*machine.Stats)) (*machine.Stats, error) {
 			st := &machine.Stats{At: time.Now(), CPU: time.Second}
 			early(st)
 			f.mu.Lock()
@@ -116,8 +116,8 @@ func (f *fleet) count() (n int) {
 	return n
 }
 
-func TestABrokenSampleIsOneGuestsTrouble(t *testing.T) {
-	g := &machine.StatsCache{Take: func(context.Context, *machine.Stats, bool, func(*machine.Stats)) (*machine.Stats, error) {
+func TestSample_PanicAffectsOneGuest(t *testing.T) {
+	g := &machine.StatsCache{Sample: func(context.Context, *machine.Stats, bool, func(*machine.Stats)) (*machine.Stats, error) {
 		panic("no such field")
 	}}
 	g.Restart(time.Now())
@@ -129,11 +129,11 @@ func TestABrokenSampleIsOneGuestsTrouble(t *testing.T) {
 	}
 }
 
-func TestSamplesFollowTheInterestInThem(t *testing.T) {
+func TestSampler_Period(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 100, 0)
 		defer f.stop()
-		f.watch(settling - 10*time.Millisecond)
+		f.watch(firstSampleDelay - 10*time.Millisecond)
 		if n := f.count(); n != 0 {
 			t.Errorf("%d samples before the guests have settled", n)
 		}
@@ -141,31 +141,31 @@ func TestSamplesFollowTheInterestInThem(t *testing.T) {
 		if n := f.count(); n != 100 {
 			t.Errorf("%d first samples of 100 guests", n)
 		}
-		f.watch(2 * idle) // the turns spread
-		f.watch(10 * idle)
-		if n := f.count(); n > 1120 || f.oldest(f.gauges) > idle+2*time.Second {
+		f.watch(2 * idlePeriod) // the turns spread
+		f.watch(10 * idlePeriod)
+		if n := f.count(); n > 1120 || f.oldest(f.gauges) > idlePeriod+2*time.Second {
 			t.Errorf("without callers: %d samples in ten periods, at worst %v apart", n, f.oldest(f.gauges))
 		}
-		attend(f.Sampler)
+		noteReader(f.Sampler)
 		f.watch(5 * time.Second) // those that are older become young
 		f.watch(50 * time.Second)
-		if worst := f.oldest(f.gauges); worst > lively+500*time.Millisecond {
+		if worst := f.oldest(f.gauges); worst > activePeriod+500*time.Millisecond {
 			t.Errorf("with a caller samples are %v apart", worst)
 		}
 		if most := f.busiest(); most > 10 {
-			t.Errorf("%d of 100 samples came within a tenth of a second of a period of %v", most, lively)
+			t.Errorf("%d of 100 samples came within a tenth of a second of a period of %v", most, activePeriod)
 		}
 		f.watch(10 * time.Second) // interest ends
-		f.watch(10 * idle)
+		f.watch(10 * idlePeriod)
 		if n := f.count(); n > 1120 {
 			t.Errorf("%d samples in ten periods after interest has ended", n)
 		}
 	})
 }
 
-func TestAStormOfStartsIsSampledLittleByLittle(t *testing.T) {
+func TestSampler_StormOfStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 500, time.Duration(guess))
+		f := newFleet(t, 500, time.Duration(initialCost))
 		defer f.stop()
 		f.watch(time.Minute)
 		if most := f.busiest(); most > 20 {
@@ -177,8 +177,8 @@ func TestAStormOfStartsIsSampledLittleByLittle(t *testing.T) {
 	})
 }
 
-// TestTheSamplerKeepsToItsShare: samples are dear, so there are fewer.
-func TestTheSamplerKeepsToItsShare(t *testing.T) {
+// If samples cost more, fewer are taken.
+func TestSampler_CPUShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const each, length = 5 * time.Millisecond, 10 * time.Minute
 		f := newFleet(t, 100, each)
@@ -188,8 +188,8 @@ func TestTheSamplerKeepsToItsShare(t *testing.T) {
 			used, allowed := f.CPU(), idleShare
 			for range length / time.Minute {
 				if attended {
-					attend(f.Sampler)
-					allowed = livelyShare
+					noteReader(f.Sampler)
+					allowed = activeShare
 				}
 				f.watch(time.Minute)
 			}
@@ -200,42 +200,41 @@ func TestTheSamplerKeepsToItsShare(t *testing.T) {
 	})
 }
 
-func TestCostsAreLearntDespiteNoise(t *testing.T) {
-	c := guess
+func TestUpdateCost_Noise(t *testing.T) {
+	c := initialCost
 	for i := range 200 {
 		spent := 10 * 50 * time.Microsecond
 		if i%4 == 0 {
 			spent *= 100 // the daemon was busy with something else
 		}
-		learn(&c, spent, 10)
+		updateCost(&c, spent, 10)
 	}
 	if c < machine.Cost(40*time.Microsecond) || c > machine.Cost(120*time.Microsecond) {
 		t.Errorf("samples of 50 µs count as %v", time.Duration(c))
 	}
 	for range 100 {
-		learn(&c, 10*time.Millisecond, 10)
+		updateCost(&c, 10*time.Millisecond, 10)
 	}
 	if c < machine.Cost(900*time.Microsecond) {
 		t.Errorf("samples of 1 ms count as %v after a while", time.Duration(c))
 	}
-	learn(&c, 0, 1000)
+	updateCost(&c, 0, 1000)
 	for range 100 {
-		learn(&c, 0, 1)
+		updateCost(&c, 0, 1)
 	}
-	if c != cheapest {
+	if c != minCost {
 		t.Errorf("samples for nothing count as %v", time.Duration(c))
 	}
 }
 
-// TestStuckGuestsDelayNoSample: a tenth of the guests stops to answer. They are
-// marked with the reason and the time; the others are sampled as before; and when
-// they answer again all is well.
+// A tenth of the guests stops answering. They are marked with the reason and the time, and the others are
+// sampled as before. When they answer again, the marks go.
 // Promise: W3
-func TestStuckGuestsDelayNoSample(t *testing.T) {
+func TestSampler_StuckGuests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 250, 0)
 		defer f.stop()
-		attend(f.Sampler)
+		noteReader(f.Sampler)
 		f.watch(10 * time.Second)
 		stuck, healthy := f.gauges[:25], f.gauges[25:]
 		again := make(chan struct{})
@@ -246,17 +245,17 @@ func TestStuckGuestsDelayNoSample(t *testing.T) {
 		f.mu.Unlock()
 		at := time.Now()
 		f.watch(20 * time.Second)
-		if worst := f.oldest(healthy); worst > lively+time.Second {
+		if worst := f.oldest(healthy); worst > activePeriod+time.Second {
 			t.Errorf("beside stuck guests samples are %v apart", worst)
 		}
 		for _, g := range stuck {
 			st := newest(g)
-			if !fault.Is(st.Stale, fault.Timeout) || st.StaleSince.Before(at) || st.StaleSince.After(at.Add(2*lively)) || st.At.After(at) {
+			if !fault.Is(st.Stale, fault.Timeout) || st.StaleSince.Before(at) || st.StaleSince.After(at.Add(2*activePeriod)) || st.At.After(at) {
 				t.Fatalf("a stuck guest's sample of %v is stale because of %v since %v; it is stuck since %v", st.At, st.Stale, st.StaleSince, at)
 			}
 		}
 		f.watch(10 * time.Second)
-		if worst := f.oldest(healthy); worst > lively+500*time.Millisecond {
+		if worst := f.oldest(healthy); worst > activePeriod+500*time.Millisecond {
 			t.Errorf("when the stuck guests are known, samples are %v apart", worst)
 		}
 		close(again)
@@ -269,14 +268,13 @@ func TestStuckGuestsDelayNoSample(t *testing.T) {
 	})
 }
 
-// TestAGuestThatNeverAnsweredShowsWhatTheKernelKnows: it got stuck before its
-// first sample.
-func TestAGuestThatNeverAnsweredShowsWhatTheKernelKnows(t *testing.T) {
+// A guest that got stuck before its first sample shows the figures of the kernel.
+func TestStats_NeverAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, 0)
 		defer f.stop()
 		f.stuck[f.gauges[0]] = make(chan struct{})
-		f.watch(settling / 2)
+		f.watch(firstSampleDelay / 2)
 		if st := newest(f.gauges[0]); st != nil {
 			t.Errorf("a sample from nowhere: %+v", st)
 		}
@@ -290,11 +288,11 @@ func TestAGuestThatNeverAnsweredShowsWhatTheKernelKnows(t *testing.T) {
 // Callers with a deadline share one query to a stuck guest, and get the old sample. Once the guest is known to be
 // stuck, no caller starts to wait.
 // Promise: W3
-func TestManyWaitForOneQuestion(t *testing.T) {
+func TestStats_SharedQuery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})
 		var asked atomic.Int32
-		g := &machine.StatsCache{Take: func(ctx context.Context, last *machine.Stats, _ bool, _ func(*machine.Stats)) (*machine.Stats, error) {
+		g := &machine.StatsCache{Sample: func(ctx context.Context, last *machine.Stats, _ bool, _ func(*machine.Stats)) (*machine.Stats, error) {
 			if asked.Add(1); last == nil {
 				return &machine.Stats{At: time.Now()}, nil
 			}
@@ -348,15 +346,15 @@ func TestManyWaitForOneQuestion(t *testing.T) {
 }
 
 // A sample that began before the guest was restarted is discarded.
-func TestAnEarlierLifeLeavesNothing(t *testing.T) {
+func TestStats_EarlierInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})
-		g := &machine.StatsCache{Take: func(context.Context, *machine.Stats, bool, func(*machine.Stats)) (*machine.Stats, error) {
+		g := &machine.StatsCache{Sample: func(context.Context, *machine.Stats, bool, func(*machine.Stats)) (*machine.Stats, error) {
 			<-answer
 			return &machine.Stats{At: time.Now()}, nil
 		}}
 		g.Restart(time.Now())
-		sample(t.Context(), g)
+		sampleForSchedule(t.Context(), g)
 		synctest.Wait()
 		g.Restart(time.Now())
 		close(answer)
@@ -364,14 +362,14 @@ func TestAnEarlierLifeLeavesNothing(t *testing.T) {
 		if st := newest(g); st != nil {
 			t.Errorf("a guest that just began has %+v", st)
 		}
-		if _, first, due := isDueAt(g, time.Now().Add(settling), lively, settling); !first || !due {
+		if _, first, due := isDueAt(g, time.Now().Add(firstSampleDelay), activePeriod, firstSampleDelay); !first || !due {
 			t.Error("and its first sample is not due")
 		}
 	})
 }
 
-// TestSamplesAreSmall: they are kept for every guest.
-func TestSamplesAreSmall(t *testing.T) {
+// Samples are small, because they are kept for every guest.
+func TestStats_Size(t *testing.T) {
 	const sixteen = 16
 	size := unsafe.Sizeof(machine.StatsCache{}) + unsafe.Sizeof(machine.Stats{}) + sixteen*unsafe.Sizeof(machine.DiskStats{}) +
 		4*unsafe.Sizeof(machine.NICStats{}) + 8*(unsafe.Sizeof(machine.VCPUStats{})+unsafe.Sizeof(machine.VCPUThread{}))
@@ -380,16 +378,16 @@ func TestSamplesAreSmall(t *testing.T) {
 	}
 }
 
-func TestChooseTakesTheOldestFirst(t *testing.T) {
+func TestChooseGuests_OldestFirst(t *testing.T) {
 	now := time.Now()
 	ago := func(d time.Duration) *machine.StatsCache {
 		return &machine.StatsCache{Since: now.Add(-time.Hour), Begun: now.Add(-d)}
 	}
 	busy := ago(time.Minute)
-	busy.Next = new(machine.Sampling)
+	busy.Current = new(machine.Sampling)
 	old, older, young, unborn := ago(3*time.Second), ago(4*time.Second), ago(time.Second/2), &machine.StatsCache{Since: now}
-	fresh := &machine.StatsCache{Since: now.Add(-settling)}
-	due, first := choose([]*machine.StatsCache{busy, old, young, older, unborn, fresh}, now, 2*time.Second)
+	fresh := &machine.StatsCache{Since: now.Add(-firstSampleDelay)}
+	due, first := chooseGuests([]*machine.StatsCache{busy, old, young, older, unborn, fresh}, now, 2*time.Second)
 	if !slices.Equal(due, []*machine.StatsCache{older, old}) || !slices.Equal(first, []*machine.StatsCache{fresh}) {
 		t.Errorf("due are %v, for the first time %v", due, first)
 	}

@@ -13,29 +13,29 @@ import (
 // When samples are taken. Periods are stretched so that the sampler uses at most its share of one CPU,
 // whatever a sample of these guests costs.
 const (
-	// attention is how long samples are kept recent after a client has asked for those of all guests.
-	attention = time.Minute
+	// readerTimeout is how long samples are kept recent after a client has asked for those of all guests.
+	readerTimeout = time.Minute
 
-	lively, livelyShare = 2 * time.Second, 0.02
-	idle, idleShare     = 30 * time.Second, 0.002
+	activePeriod, activeShare = 2 * time.Second, 0.02
+	idlePeriod, idleShare     = 30 * time.Second, 0.002
 
-	// settling is how long a guest must run before its first sample, so that sampling does not slow down a
+	// firstSampleDelay is how long a guest must run before its first sample, so that sampling does not slow down a
 	// storm of starts.
-	settling = time.Second
+	firstSampleDelay = time.Second
 
 	// A period is divided into ten rounds, within these bounds.
 	shortestRound, longestRound = 100 * time.Millisecond, time.Second
 
-	// atOnce bounds the samples that a round waits for at a time, and courtesy how long it waits for one. A
-	// slower guest keeps a place of its own until its QEMU answers.
-	atOnce   = 8
-	courtesy = 100 * time.Millisecond
+	// maxConcurrent bounds the samples that a round waits for at a time, and sampleWait how long it waits for
+	// one. A slower guest keeps a place of its own until its QEMU answers.
+	maxConcurrent = 8
+	sampleWait    = 100 * time.Millisecond
 )
 
 // NewSampler makes the sampler of all guests.
 func NewSampler(running func() []*machine.StatsCache) *machine.Sampler {
-	s := &machine.Sampler{Running: running, CPU: processTime, Made: time.Now(), Wake: make(chan struct{}, 1), Cost: guess}
-	s.Asked.Store(-int64(attention) - 1) // long ago
+	s := &machine.Sampler{Running: running, CPU: processTime, Made: time.Now(), Wake: make(chan struct{}, 1), Cost: initialCost}
+	s.Asked.Store(-int64(readerTimeout) - 1) // long ago
 	return s
 }
 
@@ -50,11 +50,11 @@ func processTime() time.Duration {
 
 // Refresh says that a client reads the samples of all guests. They are kept recent for the next minute. The
 // call does not block.
-func Refresh(r *machine.Registry) { attend(r.Sampler) }
+func Refresh(r *machine.Registry) { noteReader(r.Sampler) }
 
-func attend(s *machine.Sampler) {
+func noteReader(s *machine.Sampler) {
 	now := time.Since(s.Made)
-	if was := time.Duration(s.Asked.Swap(int64(now))); now-was > attention {
+	if was := time.Duration(s.Asked.Swap(int64(now))); now-was > readerTimeout {
 		s.Nudge()
 	}
 }
@@ -87,50 +87,50 @@ func round(ctx context.Context, s *machine.Sampler, now time.Time, elapsed time.
 	if len(all) == 0 {
 		return 0
 	}
-	attended := now.Sub(s.Made)-time.Duration(s.Asked.Load()) <= attention
+	attended := now.Sub(s.Made)-time.Duration(s.Asked.Load()) <= readerTimeout
 	period := period(&s.Cost, len(all), attended)
 	pause = min(max(period/10, shortestRound), longestRound)
 
-	s.Credit = earn(s.Credit, elapsed, float64(len(all))/period.Seconds(), pause)
-	s.Firsts = earn(s.Firsts, elapsed, livelyShare/time.Duration(s.Cost).Seconds(), shortestRound)
-	due, first := choose(all, now, period)
-	chosen := append(spend(&s.Firsts, first), spend(&s.Credit, due)...)
+	s.Credit = addCredit(s.Credit, elapsed, float64(len(all))/period.Seconds(), pause)
+	s.Firsts = addCredit(s.Firsts, elapsed, activeShare/time.Duration(s.Cost).Seconds(), shortestRound)
+	due, first := chooseGuests(all, now, period)
+	chosen := append(spendCredit(&s.Firsts, first), spendCredit(&s.Credit, due)...)
 	if len(first) > 0 {
 		pause = shortestRound // they are spread over short rounds
 	}
 	if len(chosen) > 0 {
 		before := s.CPU()
-		take(ctx, chosen)
-		learn(&s.Cost, s.CPU()-before, len(chosen))
+		takeSamples(ctx, chosen)
+		updateCost(&s.Cost, s.CPU()-before, len(chosen))
 	}
 	return pause
 }
 
-// earn adds to a credit what elapsed earns at a rate per second, up to what one and a half rounds earn. If
+// addCredit adds to a credit what elapsed earns at a rate per second, up to what one and a half rounds earn. If
 // rounds are delayed, the host has no time for samples, so they are not caught up.
-func earn(credit float64, elapsed time.Duration, rate float64, round time.Duration) float64 {
+func addCredit(credit float64, elapsed time.Duration, rate float64, round time.Duration) float64 {
 	return min(credit+rate*elapsed.Seconds(), max(2, 1.5*rate*round.Seconds()))
 }
 
-// spend takes as many guests as the credit allows.
-func spend(credit *float64, from []*machine.StatsCache) []*machine.StatsCache {
+// spendCredit takes as many guests as the credit allows.
+func spendCredit(credit *float64, from []*machine.StatsCache) []*machine.StatsCache {
 	n := min(int(*credit), len(from))
 	*credit -= float64(n)
 	return from[:n:n]
 }
 
-// choose returns the guests that may be sampled, those first that have waited longest. Guests without a
+// chooseGuests returns the guests that may be sampled, those first that have waited longest. Guests without a
 // sample are returned separately. A round samples as many guests as the period allows, so their turns
 // spread over the period. The minimum age of half a period only keeps a guest from being sampled twice
 // while others wait.
-func choose(all []*machine.StatsCache, now time.Time, period time.Duration) (due, first []*machine.StatsCache) {
+func chooseGuests(all []*machine.StatsCache, now time.Time, period time.Duration) (due, first []*machine.StatsCache) {
 	type candidate struct {
 		gauge *machine.StatsCache
 		begun time.Time
 	}
 	var again, fresh []candidate
 	for _, g := range all {
-		switch begun, isFirst, isDue := isDueAt(g, now, period/2, settling); {
+		switch begun, isFirst, isDue := isDueAt(g, now, period/2, firstSampleDelay); {
 		case isDue && isFirst:
 			fresh = append(fresh, candidate{g, begun})
 		case isDue:
@@ -148,30 +148,30 @@ func choose(all []*machine.StatsCache, now time.Time, period time.Duration) (due
 	return order(again), order(fresh)
 }
 
-// take takes samples, at most atOnce at a time. A slow sample is left behind, and delays the others once,
-// by at most courtesy.
-func take(ctx context.Context, chosen []*machine.StatsCache) {
+// takeSamples takes samples, at most maxConcurrent at a time. A slow sample is left behind, and delays the
+// others once, by at most sampleWait.
+func takeSamples(ctx context.Context, chosen []*machine.StatsCache) {
 	var under []*machine.Sampling
 	for _, g := range chosen {
-		if len(under) == atOnce {
-			await(ctx, under[0])
+		if len(under) == maxConcurrent {
+			awaitSample(ctx, under[0])
 			under = under[1:]
 		}
-		under = append(under, sample(ctx, g))
+		under = append(under, sampleForSchedule(ctx, g))
 	}
 	for _, u := range under {
-		await(ctx, u)
+		awaitSample(ctx, u)
 	}
 }
 
-// await waits for a sample until courtesy has passed since it began.
-func await(ctx context.Context, s *machine.Sampling) {
+// awaitSample waits for a sample until sampleWait has passed since it began.
+func awaitSample(ctx context.Context, s *machine.Sampling) {
 	select {
 	case <-s.Done:
 		return
 	default:
 	}
-	late := time.NewTimer(time.Until(s.Began.Add(courtesy)))
+	late := time.NewTimer(time.Until(s.Began.Add(sampleWait)))
 	defer late.Stop()
 	select {
 	case <-s.Done:
@@ -181,27 +181,27 @@ func await(ctx context.Context, s *machine.Sampling) {
 }
 
 const (
-	guess             = machine.Cost(200 * time.Microsecond)
-	cheapest, dearest = machine.Cost(10 * time.Microsecond), machine.Cost(20 * time.Millisecond)
+	initialCost      = machine.Cost(200 * time.Microsecond)
+	minCost, maxCost = machine.Cost(10 * time.Microsecond), machine.Cost(20 * time.Millisecond)
 )
 
-// learn adjusts the cost by that of some samples. The measured time includes what else the daemon did. So a
+// updateCost adjusts the cost by that of some samples. The measured time includes what else the daemon did. So a
 // low figure counts at once, and a high one only gradually.
-func learn(c *machine.Cost, spent time.Duration, samples int) {
+func updateCost(c *machine.Cost, spent time.Duration, samples int) {
 	each := machine.Cost(spent) / machine.Cost(samples)
 	if each < *c {
 		*c -= (*c - each) / 2
 	} else {
 		*c += (min(each, 4**c) - *c) / 16
 	}
-	*c = min(max(*c, cheapest), dearest)
+	*c = min(max(*c, minCost), maxCost)
 }
 
 // period returns the time for sampling each of n guests once.
 func period(c *machine.Cost, n int, attended bool) time.Duration {
-	wanted, share := idle, idleShare
+	wanted, share := idlePeriod, idleShare
 	if attended {
-		wanted, share = lively, livelyShare
+		wanted, share = activePeriod, activeShare
 	}
 	return max(wanted, time.Duration(float64(*c)*float64(n)/share))
 }

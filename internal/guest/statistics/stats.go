@@ -19,8 +19,8 @@ func Figure(b *machine.Balloon, f machine.BalloonFigure) (value uint64, ok bool)
 	return b.Figures[f], b.Known&(1<<f) != 0
 }
 
-// Report sets a figure.
-func Report(b *machine.Balloon, f machine.BalloonFigure, value uint64) {
+// SetFigure sets a figure.
+func SetFigure(b *machine.Balloon, f machine.BalloonFigure, value uint64) {
 	b.Figures[f] = value
 	b.Known |= 1 << f
 }

@@ -77,7 +77,7 @@ func domainDefineXMLFlags(ctx context.Context, h *rpc.Handlers, s *rpc.Request, 
 // session's connection ends, if the rules let the client stop the guest then.
 func startOptions(s *rpc.Session, flags uint32) launch.StartOptions {
 	return launch.StartOptions{
-		Paused: flags&rpc.StartPaused != 0, AutoDestroy: flags&rpc.StartAutoDestroy != 0, Owner: s.Closed, OwnerMay: s.CheckStop,
+		Paused: flags&rpc.StartPaused != 0, AutoDestroy: flags&rpc.StartAutoDestroy != 0, Owner: s.Closed, OwnerMayDestroy: s.CheckStop,
 		BypassCache: flags&rpc.StartBypassCache != 0, ForceBoot: flags&rpc.StartForceBoot != 0,
 		Validate: flags&rpc.StartValidate != 0, ResetNVRAM: flags&rpc.StartResetNVRAM != 0,
 	}

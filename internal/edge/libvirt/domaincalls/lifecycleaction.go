@@ -16,7 +16,7 @@ func DomainLifecycleActionCalls(g rpc.Group) {
 
 // Lifecycle types and actions, by libvirt's numbers.
 var (
-	lifecycleTypes   = []guest.Happening{guest.PoweredOff, guest.Rebooted, guest.Crashed}
+	lifecycleTypes   = []guest.LifecycleEvent{guest.PoweredOff, guest.Rebooted, guest.Crashed}
 	lifecycleActions = []string{"destroy", "restart", "rename-restart", "preserve", "coredump-destroy", "coredump-restart"}
 )
 

@@ -21,7 +21,7 @@ func TestSecurityModels_SELinux(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &rpc.Handlers{Backends: rpc.Backends{Guests: &guest.Registry{Config: guest.Config{Quarters: &sandbox.Isolation{}, Labels: labels}}}}
+	h := &rpc.Handlers{Backends: rpc.Backends{Guests: &guest.Registry{Config: guest.Config{Isolation: &sandbox.Isolation{}, Labels: labels}}}}
 	ret, err := nodeGetSecurityModel(t.Context(), h, nil, nil)
 	if err != nil || string(ret.Model) != "selinux\x00" || string(ret.DOI) != "0\x00" {
 		t.Errorf("the host's model is %q, %q (%v)", ret.Model, ret.DOI, err)
