@@ -53,7 +53,7 @@ func loop(ctx context.Context, g *machine.Guest) {
 		case <-g.Instance.Exited():
 			handleExit(g)
 		case s := <-g.Instance.Reconnected():
-			handleReconnect(g, s)
+			handleMonitorBack(g, s)
 		case t := <-g.Mailbox:
 			g.Accept(t)
 		case o := <-g.CurrentJob.Outcome():

@@ -25,7 +25,7 @@ var wallReadings = map[string]string{
 	"internal/mechanism/image/cd.go":                "the date on a CD",
 	"internal/edge/libvirt/domaincalls/agent.go":    "the guest's own clock",
 	"internal/edge/libvirt/domaincalls/allstats.go": "when the guest's balloon said something, shown to a client",
-	"internal/edge/libvirt/domaincalls/stats.go":    "as domain_allstats.go",
+	"internal/edge/libvirt/domaincalls/stats.go":    "as allstats.go",
 	"internal/edge/libvirt/networkcalls/network.go": "when a lease ends, by dnsmasq's word, shown to a client",
 	"internal/mechanism/hostnet/lease.go":           "when a lease ends, by dnsmasq's word",
 	"internal/host/network/statusfiles.go":          "as hostnet/lease.go, shown to the host's name service",

@@ -228,7 +228,7 @@ func (l *Launch) AttachNICs(ctx context.Context) error {
 	l.plan.NICs = map[string]*device.NICAttachment{}
 	for _, n := range l.Instance.Definition.Devices.NICs {
 		before := slices.Clip(l.Instance.NICs)
-		a, release, err := provision.AttachNIC(ctx, l.Guest.Reg, l.Sc, l.Instance.Definition, n, func(ifName string) error {
+		a, release, err := provision.ConnectNIC(ctx, l.Guest.Reg, l.Sc, l.Instance.Definition, n, func(ifName string) error {
 			l.Instance.NICs = append(before, machine.HeldNIC{Alias: n.Alias, IfName: ifName})
 			return l.writeRecord(ctx)
 		})

@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// AttachNIC gives a NIC its interface on the host. It returns nil for a NIC that QEMU serves alone.
-func AttachNIC(ctx context.Context, r *machine.Registry, sc scope.Scope, def *domain.Definition, n *device.NIC, note func(ifName string) error) (*device.NICAttachment, func(context.Context) error, error) {
+// ConnectNIC gives a NIC its interface on the host. It returns nil for a NIC that QEMU serves alone.
+func ConnectNIC(ctx context.Context, r *machine.Registry, sc scope.Scope, def *domain.Definition, n *device.NIC, note func(ifName string) error) (*device.NICAttachment, func(context.Context) error, error) {
 	if n.Type == "user" {
 		return nil, nil, nil
 	}

@@ -1683,7 +1683,7 @@ func TestRestart_GuestStartsMeanwhile(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	s := networks(t)
 	n := started(t, s, `<network><name>net45</name><bridge name='net45'/><port isolated='yes'/><ip address='192.168.145.1' netmask='255.255.255.0'/></network>`)
-	files, err := hostnet.OpenTap(hostnet.Tap{Name: "late45", Bridge: "net45"})
+	files, err := hostnet.OpenTransientTap(hostnet.Tap{Name: "late45", Bridge: "net45"})
 	ok(t, err)
 	defer files[0].Close()
 	ok(t, n.Destroy(t.Context(), scope.Daemon("a test")))

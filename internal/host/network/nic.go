@@ -171,12 +171,12 @@ func (s *Networks) addPort(p nicTarget, port Port) (release func()) {
 		n.portMu.Unlock()
 		s.status.schedule(n)
 	}
-	return func() { s.removePort(p.network, port) }
+	return func() { s.releaseNIC(p.network, port) }
 }
 
-// removePort removes a port from its network (nil: it is on none), and removes a macvtap from the host. Nothing removes
+// releaseNIC removes a port from its network (nil: it is on none), and removes a macvtap from the host. Nothing removes
 // a tap: the kernel frees it when its last file is closed.
-func (s *Networks) removePort(n *Network, port Port) {
+func (s *Networks) releaseNIC(n *Network, port Port) {
 	if n != nil {
 		n.portMu.Lock()
 		if n.ports[port.Interface] == port { // another NIC may have the name by now
@@ -328,7 +328,7 @@ func (s *Networks) openTap(a *device.NICAttachment, nic *device.NIC, p nicTarget
 	}
 	return tryNames(nic.Target, "vnet%d", s.taps.Add, func(name string) (err error) {
 		t.Name, a.IfName = name, name
-		a.Tap, err = hostnet.OpenTap(t)
+		a.Tap, err = hostnet.OpenTransientTap(t)
 		return err
 	})
 }

@@ -87,7 +87,7 @@ func TestTap_LifeOfItsFiles(t *testing.T) {
 	linktest.Need(t)
 	bridge(t, "lbr1")
 	mac, _ := net.ParseMAC("fe:54:00:11:22:33")
-	files, err := OpenTap(Tap{Name: "ltap0", Queues: 4, VNetHeader: true, MAC: mac, MTU: 1300, Bridge: "lbr1", Isolated: true, Up: true})
+	files, err := OpenTransientTap(Tap{Name: "ltap0", Queues: 4, VNetHeader: true, MAC: mac, MTU: 1300, Bridge: "lbr1", Isolated: true, Up: true})
 	ok(t, err)
 	defer closeAll(files)
 	if len(files) != 4 {
@@ -100,10 +100,10 @@ func TestTap_LifeOfItsFiles(t *testing.T) {
 	if l.Master != br.Index || l.MAC.String() != mac.String() || l.MTU != 1300 || !l.Up {
 		t.Errorf("got %+v", l)
 	}
-	if _, err := OpenTap(Tap{Name: "ltap0", Queues: 4}); !fault.Is(err, fault.Exists) {
+	if _, err := OpenTransientTap(Tap{Name: "ltap0", Queues: 4}); !fault.Is(err, fault.Exists) {
 		t.Errorf("the name of another tap: %v", err)
 	}
-	if _, err := OpenTap(Tap{Name: "lbr1"}); !fault.Is(err, fault.Exists) {
+	if _, err := OpenTransientTap(Tap{Name: "lbr1"}); !fault.Is(err, fault.Exists) {
 		t.Errorf("the name of another link: %v", err)
 	}
 	closeAll(files)
@@ -115,7 +115,7 @@ func TestTap_LifeOfItsFiles(t *testing.T) {
 func TestTap_Failed(t *testing.T) {
 	linktest.Need(t)
 	for _, persistent := range []bool{false, true} {
-		if _, err := OpenTap(Tap{Name: "ltap1", Bridge: "no-such-bridge", Persistent: persistent}); !fault.Is(err, fault.NotFound) {
+		if _, err := OpenTransientTap(Tap{Name: "ltap1", Bridge: "no-such-bridge", Persistent: persistent}); !fault.Is(err, fault.NotFound) {
 			t.Fatalf("got %v", err)
 		}
 		if _, err := ByName("ltap1"); !fault.Is(err, fault.NotFound) {
@@ -126,7 +126,7 @@ func TestTap_Failed(t *testing.T) {
 
 func TestTap_Persistent(t *testing.T) {
 	linktest.Need(t)
-	files, err := OpenTap(Tap{Name: "ltap2", Persistent: true, Owner: 65534})
+	files, err := OpenTransientTap(Tap{Name: "ltap2", Persistent: true, Owner: 65534})
 	ok(t, err)
 	closeAll(files)
 	_, err = ByName("ltap2")

@@ -8,7 +8,7 @@ import (
 
 func TestShape_TapRate(t *testing.T) {
 	linktest.Need(t)
-	files, err := OpenTap(Tap{Name: "lshape0", Up: true})
+	files, err := OpenTransientTap(Tap{Name: "lshape0", Up: true})
 	ok(t, err)
 	t.Cleanup(func() { closeAll(files) })
 	shaped := func(want *Shape) {

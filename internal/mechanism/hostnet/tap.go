@@ -30,11 +30,11 @@ type Tap struct {
 	Existing   bool // open a persistent tap that is there already
 }
 
-// OpenTap makes a tap and returns one file per queue, which the caller owns. A tap
+// OpenTransientTap makes a tap and returns one file per queue, which the caller owns. A tap
 // that is not persistent ends with its last file. If any link has the name, the
 // error is fault.Exists. The kernel decides that, so two callers that look for a
 // free name never share one.
-func OpenTap(t Tap) ([]*os.File, error) {
+func OpenTransientTap(t Tap) ([]*os.File, error) {
 	if err := CheckName(t.Name); err != nil {
 		return nil, err
 	}

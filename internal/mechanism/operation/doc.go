@@ -39,8 +39,8 @@
 //
 // # How to add a kind
 //
-// The smallest model is internal/guest/iothreadadd.go: it makes one object in QEMU and changes both
-// definitions. guest/media.go has a Probe, a label on the host and leftovers to
+// The smallest model is guest/hotplug/iothreadsteps.go: it makes one object in QEMU and changes both
+// definitions. guest/hotplug/media.go has a Probe, a label on the host and leftovers to
 // clean up. For a guest:
 //
 //  1. Write one file with the Kind literal, the payload and Steps. Add the literal to
@@ -56,7 +56,7 @@
 //     called without its Do: a missing object is no error.
 //  4. After the decisive step an error means "owed", and is tried again. Wrap it in
 //     Final when trying again cannot help.
-//  5. The client's call runs edit (guest/edit.go). Its plan runs in the guest's loop
+//  5. The client's call runs edit (guest/hotplug/edit.go). Its plan runs in the guest's loop
 //     and refuses all that can be refused. The function that the plan returns runs beside
 //     the loop; it calls perform. Steps run beside the loop, too: they read and change
 //     the definitions in inLoop. They change the running one with setActive and

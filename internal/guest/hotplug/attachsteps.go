@@ -207,7 +207,7 @@ func (a *AttachOp) Connect(ctx context.Context, sc scope.Scope, n *device.NIC) e
 		a.NIC = &machine.HeldNIC{Alias: n.Alias, IfName: ifName}
 		return a.op.Save()
 	}
-	made, release, err := provision.AttachNIC(ctx, r.Reg, sc, a.Plan.Definition, n, note)
+	made, release, err := provision.ConnectNIC(ctx, r.Reg, sc, a.Plan.Definition, n, note)
 	if err != nil {
 		return err
 	}

@@ -74,8 +74,8 @@ func tryDial(ctx context.Context, r *machine.Instance) *qmp.Session {
 	return s
 }
 
-// handleReconnect takes over a new session and asks QEMU for missed changes.
-func handleReconnect(g *machine.Guest, s *qmp.Session) {
+// handleMonitorBack takes over a new session and asks QEMU for missed changes.
+func handleMonitorBack(g *machine.Guest, s *qmp.Session) {
 	g.Instance.Connect(s)
 	g.Publish()
 	g.Log.Info("monitor reconnected")
