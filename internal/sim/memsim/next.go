@@ -247,7 +247,7 @@ func (n *next) sortOut(second int) float64 {
 		if !n.Growth {
 			margin = marginWithoutIt * g.need
 		}
-		g.wantMargin = min(max(n.MinGrow*v.Max, margin+g.boost), v.Max-g.wantNeed)
+		g.wantMargin = min(max(n.MinGrow*v.Max, margin)+g.boost, v.Max-g.wantNeed)
 		g.wantCache = max(min(g.cacheWorth, v.Max-g.wantNeed-g.wantMargin), 0)
 	}
 	host := n.w.Host()
