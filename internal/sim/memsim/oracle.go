@@ -1,0 +1,3 @@
+package memsim
+
+type oracleForecasts struct{}
