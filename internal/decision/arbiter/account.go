@@ -7,6 +7,7 @@ import (
 
 // account is what the arbiter has learned of one guest. Sizes are in MiB.
 type account struct {
+	started time.Time
 	sampled time.Time // the newest sample that it knows
 	need    float64   // of that sample
 	low     float64   // the lowest need of late
@@ -30,7 +31,7 @@ func (a *account) learn(r *Rules, now time.Time, g *Guest) {
 	a.lacked *= fade(elapsed, r.DistressFades)
 	if s := g.Sample; s != nil && s.At.After(a.sampled) {
 		if a.sampled.IsZero() {
-			*a = account{need: needOf(s), low: needOf(s), growth: r.LeastMargin * g.Max, cache: r.FirstCache * g.Max, seen: a.seen, actual: a.actual, stuck: a.stuck}
+			*a = account{started: a.started, need: needOf(s), low: needOf(s), growth: r.LeastMargin * g.Max, cache: r.FirstCache * g.Max, seen: a.seen, actual: a.actual, stuck: a.stuck}
 		}
 		a.learnGrowth(r, g, s)
 		a.learnCache(r, g, s)

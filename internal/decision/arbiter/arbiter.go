@@ -1,6 +1,9 @@
 package arbiter
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Arbiter remembers what it has learned of the guests. It is used by one goroutine.
 type Arbiter struct {
@@ -33,7 +36,7 @@ func (a *Arbiter) Decide(now time.Time, h Host, guests []Guest) []Decision {
 	a.claim(now, guests)
 	budget := a.Rules.Use*h.Memory - h.Others + h.Shared/2
 	for i := range a.claims {
-		budget -= a.aside(&a.claims[i])
+		budget -= a.aside(now, &a.claims[i])
 	}
 	divide(a.claims, budget)
 	a.move(now, budget)
@@ -53,8 +56,8 @@ func (a *Arbiter) claim(now time.Time, guests []Guest) {
 	for i := range guests {
 		g := &guests[i]
 		of := a.accounts[g.ID]
-		if of == nil || g.Sample == nil && !of.sampled.IsZero() { // it has started anew
-			of = &account{seen: now, actual: g.Actual}
+		if of == nil || !of.started.Equal(g.Started) {
+			of = &account{started: g.Started, seen: now, actual: g.Actual}
 		}
 		known[g.ID] = of
 		of.learn(&a.Rules, now, g)
@@ -71,7 +74,10 @@ func (a *Arbiter) claimOf(now time.Time, g *Guest, of *account) claim {
 	case of.sampled.IsZero():
 		c.apart = Unsampled
 	case !of.stuck.IsZero() && now.Sub(of.stuck) < r.StuckFor:
-		c.apart = Stuck
+		c.apart, c.target = Stuck, math.Max(g.Target, g.Actual) // otherwise it would starve when it moves again
+		if of.strain {
+			c.target = math.Min(g.Max, math.Max(c.target, g.Actual+r.Distress*g.Max))
+		}
 	default:
 		c.need = clamp(of.need*1.005+8, g.Floor, g.Max)
 		c.margin = min(max(r.LeastMargin*g.Max, of.growth)+of.lacked, g.Max-c.need)
@@ -82,12 +88,12 @@ func (a *Arbiter) claimOf(now time.Time, g *Guest, of *account) claim {
 }
 
 // aside is what a guest whose balloon stays holds now and may soon hold, in MiB.
-func (a *Arbiter) aside(c *claim) float64 {
+func (a *Arbiter) aside(now time.Time, c *claim) float64 {
 	if c.apart == "" {
 		return 0
 	}
 	soon := .01 * c.Max
-	if c.Speaks && c.sampled.IsZero() {
+	if c.sampled.IsZero() && now.Sub(c.started) < time.Minute {
 		soon = .10 * c.Max // it boots
 	}
 	return min(c.Max, c.Resident+soon)

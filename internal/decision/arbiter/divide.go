@@ -46,7 +46,9 @@ const tiny = 1e-9
 // at least its floor; what some do not need goes to the others by their shares.
 func divideByShares(claims []claim, budget float64) {
 	low, high := 0., 1.
-	granted := func(c *claim, perShare float64) float64 { return clamp(c.Shares*c.Max*perShare, c.Floor, math.Max(c.need, c.Floor)) }
+	granted := func(c *claim, perShare float64) float64 {
+		return clamp(c.Shares*c.Max*perShare, c.Floor, math.Max(c.need, c.Floor))
+	}
 	sum := func(perShare float64) (all float64) {
 		for i := range claims {
 			if claims[i].apart == "" {

@@ -15,6 +15,8 @@ type Host struct {
 // Guest is a running guest. Sizes are in MiB.
 type Guest struct {
 	ID string
+	// Started is when this run of the guest began. It tells a guest from an earlier one.
+	Started time.Time
 	// Max is the memory that the guest was started with, and Floor is the least that it may get.
 	Max, Floor float64
 	// Shares weigh guests against each other when their needs do not fit.
@@ -22,10 +24,8 @@ type Guest struct {
 	// Target is what its balloon was last asked for, and Actual is what the guest has. Actual is true: QEMU
 	// counts it.
 	Target, Actual float64
-	// Resident is what the host holds in memory for it.
-	Resident float64
-	// Speaks says that samples can come: the guest has a driver that makes them.
-	Speaks bool
+	// Resident is what the host holds in memory for it, and Swapped what it holds in swap.
+	Resident, Swapped float64
 	// Sample is the newest one that was made in this run of the guest; nil if there is none yet.
 	Sample *Sample
 	// Apart is why its balloon must not be moved: huge pages, locked memory, devices passed through, a

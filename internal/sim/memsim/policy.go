@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/lodge-kvm/lodge/internal/decision/arbiter"
 )
 
 // Policy decides on balloons. One value serves one run.
@@ -29,6 +31,7 @@ type Configurable interface {
 var policies = map[string]func() Policy{
 	"static": func() Policy { return &static{} },
 	"next":   func() Policy { return &next{nextParameters: tunedNext()} },
+	"lodge":  func() Policy { return &lodge{rules: arbiter.Tuned} },
 }
 
 // Policies gives the names of the known policies, in order.
