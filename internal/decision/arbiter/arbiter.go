@@ -16,41 +16,26 @@ type Arbiter struct {
 // New makes an arbiter that has learned nothing.
 func New(r Rules) *Arbiter { return &Arbiter{Rules: r, accounts: map[string]*account{}} }
 
-// claim is what one guest could use, and what it gets.
-type claim struct {
-	*Guest
-	*account
-
-	apart               Reason // why its balloon stays where it is; empty: it may move
-	need, margin, cache float64
-	spare               float64
-	target              float64
-	reason              Reason
-}
-
-// base is the part of the target that the guest can use by what it has shown.
-func (c *claim) base() float64 { return c.need + c.margin + c.cache }
-
 // Decide returns a decision for each guest, in their order. Guests that are missing are forgotten.
 func (a *Arbiter) Decide(now time.Time, h Host, guests []Guest) []Decision {
-	a.claim(now, guests)
-	budget := a.Rules.Use*h.Memory - h.Others + h.Shared/2
+	a.learn(now, guests)
+	budget := a.Rules.Use*h.Memory - h.Others + h.Shared
 	for i := range a.claims {
 		budget -= a.aside(now, &a.claims[i])
 	}
-	divide(a.claims, budget)
-	a.move(now, budget)
+	a.claim(h)
+	a.divide(budget)
+	a.move(budget)
 	a.pace(h)
 	decisions := make([]Decision, len(a.claims))
 	for i := range a.claims {
-		c := &a.claims[i]
-		decisions[i] = Decision{ID: c.ID, Target: c.target, Reason: c.reason, Need: c.need, Margin: c.margin, Cache: c.cache, Spare: c.spare}
+		decisions[i] = a.claims[i].decision()
 	}
 	return decisions
 }
 
-// claim learns from the guests' samples and makes their claims.
-func (a *Arbiter) claim(now time.Time, guests []Guest) {
+// learn takes the guests' samples into account, and begins their claims.
+func (a *Arbiter) learn(now time.Time, guests []Guest) {
 	known := make(map[string]*account, len(guests))
 	a.claims = a.claims[:0]
 	for i := range guests {
@@ -61,30 +46,10 @@ func (a *Arbiter) claim(now time.Time, guests []Guest) {
 		}
 		known[g.ID] = of
 		of.learn(&a.Rules, now, g)
-		a.claims = append(a.claims, a.claimOf(now, g, of))
+		a.claims = append(a.claims, claim{Guest: g, account: of, target: g.Target})
+		a.claims[i].setApart(&a.Rules, now)
 	}
 	a.accounts = known
-}
-
-func (a *Arbiter) claimOf(now time.Time, g *Guest, of *account) claim {
-	r, c := &a.Rules, claim{Guest: g, account: of, target: g.Target}
-	switch {
-	case g.Apart != "":
-		c.apart = Apart
-	case of.sampled.IsZero():
-		c.apart = Unsampled
-	case !of.stuck.IsZero() && now.Sub(of.stuck) < r.StuckFor:
-		c.apart, c.target = Stuck, math.Max(g.Target, g.Actual) // otherwise it would starve when it moves again
-		if of.strain {
-			c.target = math.Min(g.Max, math.Max(c.target, g.Actual+r.Distress*g.Max))
-		}
-	default:
-		c.need = clamp(of.need*1.005+8, g.Floor, g.Max)
-		c.margin = min(max(r.LeastMargin*g.Max, of.growth)+of.lacked, g.Max-c.need)
-		c.cache = max(min(of.cache, g.Max-c.need-c.margin), 0)
-	}
-	c.reason = c.apart
-	return c
 }
 
 // aside is what a guest whose balloon stays holds now and may soon hold, in MiB.
@@ -92,11 +57,30 @@ func (a *Arbiter) aside(now time.Time, c *claim) float64 {
 	if c.apart == "" {
 		return 0
 	}
-	soon := .01 * c.Max
-	if c.sampled.IsZero() && now.Sub(c.started) < time.Minute {
-		soon = .10 * c.Max // it boots
+	soon := idleGrowth
+	if c.sampled.IsZero() && now.Sub(c.started) <= booting {
+		soon = bootGrowth
 	}
-	return min(c.Max, c.Resident+soon)
+	return math.Min(c.Max, c.Resident+soon*c.Max)
 }
 
-func clamp(x, low, high float64) float64 { return min(max(x, low), high) }
+// claim fills in what each guest could use. What a guest that has lied says beyond its part by shares is no need: it
+// counts as a margin, which others' needs come before.
+func (a *Arbiter) claim(h Host) {
+	var shares float64
+	for i := range a.claims {
+		shares += a.claims[i].Shares * a.claims[i].Max
+	}
+	for i := range a.claims {
+		c := &a.claims[i]
+		if c.apart != "" {
+			continue
+		}
+		c.say(&a.Rules, c.account.need, math.Max(a.Rules.LeastMargin*c.Max, c.account.margin), c.account.cache)
+		if c.lies {
+			part := (h.Memory - h.Others) * c.Shares * c.Max / math.Max(shares, tiny)
+			beyond := math.Max(c.account.need-part, 0)
+			c.say(&a.Rules, c.account.need-beyond, beyond+a.Rules.LeastMargin*c.Max, 0)
+		}
+	}
+}
