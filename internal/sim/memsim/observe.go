@@ -81,7 +81,7 @@ func (w *World) observe() {
 		at := floorTo(w.second-1-g.spec.StatDelay, g.spec.StatPeriod)
 		if at != v.SampledAt || w.second == 0 {
 			v.SampledAt = at
-			v.sample = g.reported(at)
+			v.sample = g.reported(w.samples[(at%ringSize+ringSize)%ringSize][i])
 		}
 		v.Running, v.BootedAt, v.Balloon = g.running, g.booted, g.actual
 		v.Resident, v.HostSwapped = g.resident(), g.cold+g.hot
@@ -89,9 +89,8 @@ func (w *World) observe() {
 	}
 }
 
-// reported is the sample that the guest gives of a second.
-func (g *guest) reported(second int) sample {
-	s := g.ring[((second%ringSize)+ringSize)%ringSize]
+// reported is what the guest says instead of the truth.
+func (g *guest) reported(s sample) sample {
 	if !g.spec.Honest {
 		s.Available, s.Free, s.Cache = liarFree*s.Actual, liarFree*s.Actual, 0
 		s.MajorFaults, s.SwapIn, s.Scans = liarFaults, liarSwapIn, liarScans
