@@ -11,7 +11,7 @@ import (
 // own, so single runs differ from the reference's and means do not.
 type esx struct {
 	w       *World
-	random  *rand.Rand
+	noise   func() float64 // normal, with deviation 1
 	guests  []esxGuest
 	minFree float64
 	price   pricing
@@ -41,7 +41,9 @@ const (
 
 func (e *esx) Begin(w *World) {
 	e.w = w
-	e.random = rand.New(rand.NewPCG(esxSeed, esxSeed))
+	if e.noise == nil {
+		e.noise = rand.New(rand.NewPCG(esxSeed, esxSeed)).NormFloat64
+	}
 	e.guests = make([]esxGuest, len(w.guests))
 	e.minFree = (esxMinFree + esxMinFreeShare*max(0, w.trace.Host.RAM-esxMinFreeAbove)) / w.factor
 	e.price.begin(len(w.guests), esxTax)
@@ -94,7 +96,7 @@ func (e *esx) sample() {
 	for i := range e.guests {
 		g, s := &e.w.guests[i], &e.guests[i]
 		active := clip1((g.spec.Touch*g.anon + esxCacheTouched*min(g.cache, g.useful)) / max(g.actual, 1))
-		active = clip1(active + e.random.NormFloat64()*math.Sqrt(active*(1-active)/esxSamplePages))
+		active = clip1(active + e.noise()*math.Sqrt(active*(1-active)/esxSamplePages))
 		s.fast += (active - s.fast) * esxFastWeight
 		s.slow += (active - s.slow) * esxSlowWeight
 		s.active = max(s.fast, s.slow, active)

@@ -44,9 +44,11 @@ type GuestView struct {
 // HostView is what a manager sees of the host, from the end of the last second.
 type HostView struct {
 	RAM, Reserved, KSMSaving float64 // MiB; KSM saves memory beyond RAM-Reserved
-	Used                     float64 // share of RAM, more than 1 when memory is missing
-	SwapIO                   float64 // MiB/s, in and out together
-	PSI                      float64 // share of time that guests wait for memory, smoothed
+	// Used is the share of RAM in use, more than 1 when memory is missing. A host that swaps stays at 98.5 %, to the last
+	// bit or one below: a threshold there decides by rounding.
+	Used   float64
+	SwapIO float64 // MiB/s, in and out together
+	PSI    float64 // share of time that guests wait for memory, smoothed
 }
 
 // Guests shows the guests, by index. The slice belongs to the world, and changes at each second.

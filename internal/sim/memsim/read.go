@@ -38,7 +38,9 @@ func ReadFile(name string) (*Trace, error) {
 }
 
 // Read reads a trace, compressed by gzip or not. An error names the line.
-func Read(from io.Reader) (*Trace, error) {
+func Read(from io.Reader) (*Trace, error) { return read(from, maxCells) }
+
+func read(from io.Reader, cells int) (*Trace, error) {
 	buffered := bufio.NewReader(from)
 	var in io.Reader = buffered
 	if magic, _ := buffered.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
@@ -49,7 +51,7 @@ func Read(from io.Reader) (*Trace, error) {
 		in = unzipped
 	}
 	limited := &io.LimitedReader{R: in, N: maxBytes}
-	r := reader{demands: map[string][][3]float64{}}
+	r := reader{demands: map[string][][3]float64{}, cells: cells}
 	lines := bufio.NewScanner(limited)
 	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
@@ -80,6 +82,7 @@ type reader struct {
 	host    *Host
 	guests  []Guest
 	demands map[string][][3]float64
+	cells   int // at most so many guests times seconds
 }
 
 // take reads one line.
@@ -105,8 +108,8 @@ func (r *reader) take(line []byte) error {
 			return err
 		}
 		r.guests = append(r.guests, g)
-		if len(r.guests)*r.host.Duration > maxCells {
-			return invalid("guests times seconds exceed %d", maxCells)
+		if len(r.guests)*r.host.Duration > r.cells {
+			return invalid("guests times seconds exceed %d", r.cells)
 		}
 		return g.check()
 	case kind.Type == "demand":
