@@ -3,7 +3,6 @@ package memsim
 import (
 	"bufio"
 	"cmp"
-
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"

@@ -165,7 +165,7 @@ func (m *metrics) finish(tr *Trace) Metrics {
 		from, to := tr.Guests[i].runs(duration, 0)
 		seconds += to - from
 	}
-	m.Reversals = float64(m.reversals) / (float64(seconds) / 3600)
+	m.Reversals = float64(m.reversals) / (float64(max(1, seconds)) / 3600)
 	if len(tr.Host.Steady) > 0 {
 		steady := 0
 		for _, phase := range tr.Host.Steady {

@@ -122,6 +122,7 @@ func (n *next) Parameters() any { return &n.nextParameters }
 
 func (n *next) Begin(w *World) {
 	n.w = w
+	n.Tick = max(1, n.Tick)
 	if !n.Report {
 		w.DisableReporting()
 	}
@@ -139,7 +140,8 @@ func (n *next) Begin(w *World) {
 
 func (n *next) Step(second int) {
 	distress := n.learn(second)
-	if second%n.Tick != 0 && !(distress && n.Events) {
+	event := distress && n.Events
+	if second%n.Tick != 0 && !event {
 		return
 	}
 	budget := n.sortOut(second)

@@ -17,8 +17,9 @@ import (
 const (
 	maxLine  = 4 << 20  // bytes
 	maxBytes = 64 << 20 // bytes, after decompression
-	maxCells = 8 << 20  // guests times seconds; each takes 33 bytes
+	maxCells = 2 << 20  // guests times seconds; each takes 33 bytes
 	maxMiB   = 1 << 40  // of any size or rate
+	maxSteps = 1000     // each is followed to the end of its hold
 	// minDuration is the last minute of a run that the time to settle looks at.
 	minDuration = 60
 )
@@ -179,9 +180,12 @@ func (h *Host) check() error {
 	if h.KSM != nil {
 		limits = append(limits, limit{"ksm.share", h.KSM.Share, 0, 1}, limit{"ksm.tau", h.KSM.Tau, 1, maxMiB})
 	}
+	limits = append(limits, limit{"number of steps", float64(len(h.Steps)), 0, maxSteps})
+	earliest := 0
 	for _, phase := range h.Steady {
-		limits = append(limits, limit{"start of a steady phase", float64(phase[0]), 0, float64(h.Duration)},
+		limits = append(limits, limit{"start of a steady phase", float64(phase[0]), float64(earliest), float64(h.Duration)},
 			limit{"end of a steady phase", float64(phase[1]), float64(max(phase[0], minDuration)), float64(h.Duration)})
+		earliest = phase[1]
 	}
 	for _, step := range h.Steps {
 		limits = append(limits, limit{"step", float64(step), 0, float64(h.Duration - 1)})

@@ -7,8 +7,18 @@ var recipes = []struct {
 	kind string
 	make func(*generator)
 }{
-	{"web", web}, {"ci", ci}, {"storm", storm}, {"hot", hot}, {"hogs", hogs}, {"leak", leak},
-	{"liars", liars}, {"step", step}, {"friday", friday}, {"bitbrains", bitbrains}, {"azure", azure}, {"mixed", mixed},
+	{"web", web},
+	{"ci", ci},
+	{"storm", storm},
+	{"hot", hot},
+	{"hogs", hogs},
+	{"leak", leak},
+	{"liars", liars},
+	{"step", step},
+	{"friday", friday},
+	{"bitbrains", bitbrains},
+	{"azure", azure},
+	{"mixed", mixed},
 }
 
 // web: 24 guests whose load swings together like days, each at its own height.

@@ -150,7 +150,8 @@ func (g *guest) reset() {
 	g.readBack, g.thrashed, g.grown, g.hostFaults, g.coldPool, g.stall, g.hostWait = 0, 0, 0, 0, 0, 0, 0
 }
 
-// resident is the memory of the host that a guest holds.
+// resident is the memory of the host that a guest holds. As in the reference, a guest that gives memory up keeps its
+// hot pages in host swap, so the result may fall below 0; on the twelve traces of half "dev" it never does.
 func (g *guest) resident() float64 { return g.backed - g.cold - g.hot }
 
 // free is the guest's free memory above the watermark.
