@@ -95,13 +95,13 @@ func (e *esx) Step(second int) {
 func (e *esx) sample() {
 	for i := range e.guests {
 		g, s := &e.w.guests[i], &e.guests[i]
-		active := clip1((g.spec.Touch*g.anon + esxCacheTouched*min(g.cache, g.useful)) / max(g.actual, 1))
-		active = clip1(active + e.noise()*math.Sqrt(active*(1-active)/esxSamplePages))
+		active := clampShare((g.spec.Touch*g.anon + esxCacheTouched*min(g.cache, g.useful)) / max(g.actual, 1))
+		active = clampShare(active + e.noise()*math.Sqrt(active*(1-active)/esxSamplePages))
 		s.fast += (active - s.fast) * esxFastWeight
 		s.slow += (active - s.slow) * esxSlowWeight
 		s.active = max(s.fast, s.slow, active)
 	}
 }
 
-// clip1 clips to [0, 1].
-func clip1(x float64) float64 { return min(max(x, 0), 1) }
+// clampShare clips to [0, 1].
+func clampShare(x float64) float64 { return min(max(x, 0), 1) }

@@ -130,13 +130,13 @@ func (g *guest) back() {
 	g.hostFaults += reused
 }
 
-// nothing is a number so small that no result shows it. What is below counts as 0: most guests miss nothing in most
+// negligible is a number so small that no result shows it. Smaller ones count as 0: most guests miss nothing in most
 // seconds, and processors are slow with the tiny numbers that a fading value ends in.
-const nothing = 1e-12
+const negligible = 1e-12
 
 // power is base^exponent.
 func power(base, exponent float64) float64 {
-	if base < nothing {
+	if base < negligible {
 		return 0
 	}
 	return math.Pow(base, exponent)
@@ -145,13 +145,13 @@ func power(base, exponent float64) float64 {
 // smooth moves a smoothed value towards a new one.
 func smooth(old, value, seconds float64) float64 {
 	smoothed := old + (value-old)/seconds
-	if smoothed < nothing {
+	if smoothed < negligible {
 		return 0
 	}
 	return smoothed
 }
 
-// Weights of a guest's statistics. A major fault reads 4 KiB, hence 256 for each MiB; a quarter of the pages fault
+// Weights of a guest's statistics. A major fault reads 4 KiB, so a MiB takes 256; a quarter of the pages fault
 // alone, as readahead brings the others. Useful cache is read at 2 % a second, 32 faults for each MiB.
 const (
 	faultsPerMiB      = 256 * .25

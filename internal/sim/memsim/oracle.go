@@ -15,7 +15,7 @@ type oracle struct {
 const (
 	oracleUse     = .985 // of RAM
 	oracleKSM     = .9   // share of KSM's saving that is counted on
-	oracleSurplus = .3   // share of what is left that is given out, by size
+	oracleSurplus = .3   // share of the rest that is given out, by size
 )
 
 // oracleForecast is one level: the largest need of the next seconds, and a margin.
@@ -139,7 +139,7 @@ func (o *oracle) level(budget float64) (level int, share float64) {
 	level, share = -1, min(1, budget/max(o.totals[0], 1))
 	for k := range len(o.levels) - 1 {
 		if budget >= o.totals[k] {
-			level, share = k, clip1((budget-o.totals[k])/max(o.totals[k+1]-o.totals[k], tiny))
+			level, share = k, clampShare((budget-o.totals[k])/max(o.totals[k+1]-o.totals[k], tiny))
 		}
 	}
 	return level, share

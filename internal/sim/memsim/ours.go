@@ -83,7 +83,7 @@ const (
 	backOffLimit           = 480
 	backOffFade            = .05 // s for each second
 	distressHold           = 10  // s without shrinking after distress
-	oursHalf               = .5  // of what was taken is given back
+	oursHalf               = .5  // of the taken memory is given back
 	oursReserve            = .04
 	swapTrust              = .5 // weight of guest swap in the need
 	capLeast, capShare     = 64, .05
@@ -333,7 +333,7 @@ func (o *ours) move(i, second int, priced, rate float64, due, hasRoom bool) {
 	o.w.SetTarget(i, max(target, v.Floor))
 }
 
-// giveBack gives a guest in distress half of what was taken from it, or a step more.
+// giveBack gives a guest in distress half of the memory that was taken from it, or a step more.
 func (o *ours) giveBack(i, second int, used float64) {
 	g, v := &o.guests[i], &o.w.Guests()[i]
 	target := o.w.Target(i)

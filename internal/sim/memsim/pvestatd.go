@@ -62,8 +62,8 @@ func (p *pvestatd) Step(second int) {
 	}
 }
 
-// change moves goal MiB into the guests of a group, or out of them. It gives the new sizes, and what is left of the
-// goal.
+// change moves goal MiB into the guests of a group, or out of them. It gives the new sizes, and the
+// rest of the goal.
 func (p *pvestatd) change(buffer int, goal float64, in func(pveGroup) bool) (sizes []float64, rest float64) {
 	sizes, rest = p.sizes[buffer], goal
 	views := p.w.Guests()

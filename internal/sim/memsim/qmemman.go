@@ -3,8 +3,8 @@ package memsim
 import "math"
 
 // qmemman is Qubes OS's memory manager on Xen (qubes-core-admin, qubes/qmemman/algo.py; "Qubes memory manager" in the
-// Qubes documentation). Each guest prefers 1.3 times what it uses without cache. All memory is given out: what is left
-// by preference, and when preferences do not fit, those that have more give to those that have less. It runs each
+// Qubes documentation). Each guest prefers 1.3 times its memory in use without cache. All memory is given out: the
+// surplus by preference; when preferences do not fit, those that have more give to those that have less. It runs each
 // second, and leaves guests that do not follow alone.
 type qmemman struct {
 	w      *World
@@ -64,7 +64,7 @@ func (q *qmemman) Step(int) {
 	q.set(budget - held)
 }
 
-// look decides whether a guest takes part, and what it prefers.
+// look decides whether a guest takes part, and finds its preferred size.
 func (q *qmemman) look(i int) {
 	g, v := &q.guests[i], &q.w.Guests()[i]
 	g.stuck++
@@ -81,7 +81,7 @@ func (q *qmemman) look(i int) {
 	g.target = g.preferred
 }
 
-// divideSurplus gives out what the preferences leave, by preference.
+// divideSurplus gives out the memory that the preferences leave, by preference.
 func (q *qmemman) divideSurplus(left float64) {
 	for range qmemmanRounds {
 		weight := 0.0
@@ -106,8 +106,8 @@ func (q *qmemman) takes(i int) bool {
 	return q.guests[i].ok && q.guests[i].target < q.w.Guests()[i].Max-qmemmanFull
 }
 
-// balance is for preferences that do not fit: donors go down to theirs, and acceptors get a common share of what is
-// free then. Without enough even for that, all give by preference.
+// balance is for preferences that do not fit: donors go down to theirs, and acceptors get a common share of the
+// memory that is free then. Without enough even for that, all give by preference.
 func (q *qmemman) balance(free, preferred float64) {
 	given, asked := 0.0, 0.0
 	for i := range q.guests {

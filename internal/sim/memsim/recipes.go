@@ -21,7 +21,7 @@ var recipes = []struct {
 	{"mixed", mixed},
 }
 
-// web: 24 guests whose load swings together like days, each at its own height.
+// web: 24 guests with loads that swing together like days, each at its own height.
 func web(g *generator) {
 	g.host.Duration = 7200
 	period := g.uniform(2400, 3600)
@@ -237,8 +237,8 @@ func friday(g *generator) {
 }
 
 // bitbrains: 32 guests as in the trace GWA-T-12 (S. Shen, V. van Beek, A. Iosup, Statistical Characterization of
-// Business-Critical Workloads, CCGRID 2015), by its published statistics alone: most guests use a quarter of what they
-// have, with a heavy tail, points every five minutes, and strong autocorrelation. Bursts below a minute are added.
+// Business-Critical Workloads, CCGRID 2015), by its published statistics alone: most guests use a quarter of their
+// memory, with a heavy tail, points every five minutes, and strong autocorrelation. Bursts below a minute are added.
 func bitbrains(g *generator) {
 	g.host.Duration = 7200
 	end := float64(g.host.Duration)
