@@ -1,7 +1,7 @@
 package memsim
 
 // mom is oVirt's Memory Overcommitment Manager with the policy that VDSM ships (mom, doc/balloon.rules; VDSM,
-// 03-balloon.policy): a tick every 10 s, averages of ten samples, steps of 5 %, and only free memory (no cache) counts
+// 02-balloon.policy): a tick every 10 s, averages of ten samples, steps of 5 %, and only free memory (no cache) counts
 // as free.
 type mom struct {
 	w        *World
@@ -11,10 +11,10 @@ type mom struct {
 
 // Constants of balloon.rules, by its names.
 const (
-	momTick               = 10  // s
-	momPressure           = .20 // pressure_threshold: share of host memory that is free
-	momCritical           = .05 // pressure_critical
-	momGuestFree          = .201
+	momTick               = 10    // s
+	momPressure           = .20   // pressure_threshold: share of host memory that is free
+	momCritical           = .05   // pressure_critical
+	momGuestFree          = .201  // min_guest_free_percent, as mom's collectors default it
 	momMaxChange          = .05   // max_balloon_change_percent
 	momMinChange          = .0025 // min_balloon_change_percent
 	momSamples            = 10    // sample-history-length

@@ -1,22 +1,23 @@
 package memsim
 
-// pvestatd is Proxmox VE's automatic ballooning (pve-manager, PVE/AutoBalloon.pm, compute_alg1; Proxmox VE
-// Administration Guide, "Memory"): every 10 s it steers the host to 80 % use, by at most 100 MiB a guest, and divides
-// what guests have above their floors by shares. Guests with free memory give first, those without get first.
+// pvestatd is Proxmox VE's automatic ballooning (pve-manager: auto_ballooning of PVE/Service/pvestatd.pm, and
+// compute_alg1 of PVE/AutoBalloon.pm). Every 10 s it steers the host to 80 % use, by at most 100 MiB a guest. It divides
+// the memory that guests have above their floors by shares. Guests with free memory give first, those without get
+// first.
 type pvestatd struct {
 	w      *World
 	groups []pveGroup
 	sizes  [2][]float64
 }
 
-// Constants of AutoBalloon.pm.
+// Constants of pvestatd.pm and AutoBalloon.pm.
 const (
 	pveTick      = 10  // s
-	pveGoal      = .80 // of RAM
+	pveGoal      = .80 // of RAM: ballooning-target
 	pveTolerance = 10  // MiB, that nothing is done for
 	pveStep      = 100 // MiB a guest and tick: maxchange
 	pveRich      = .25 // of the floor free, for a guest that can give
-	pveRounds    = 3
+	pveRounds    = 3   // of dividing; AutoBalloon.pm repeats until nothing moves
 )
 
 // pveGroup says what a guest takes part in.

@@ -2,8 +2,7 @@ package memsim
 
 import "math"
 
-// qmemman is Qubes OS's memory manager on Xen (qubes-core-admin, qubes/qmemman/algo.py; "Qubes memory manager" in the
-// Qubes documentation). Each guest prefers 1.3 times its memory in use without cache. All memory is given out: the
+// qmemman is Qubes OS's memory manager on Xen (qubes-core-admin, qubes/qmemman/algo.py and systemstate.py). Each guest prefers 1.3 times its memory in use without cache. All memory is given out: the
 // surplus by preference; when preferences do not fit, those that have more give to those that have less. It runs each
 // second, and leaves guests that do not follow alone.
 type qmemman struct {
@@ -19,13 +18,16 @@ type qmemmanGuest struct {
 	preferred, target float64
 }
 
-// Constants of algo.py, and of the reference's model of it.
+// Constants of algo.py and systemstate.py, by their names there, and of the reference's model of them.
 const (
-	qmemmanMargin   = 1.3 // CACHE_FACTOR
-	qmemmanReserve  = 50  // MiB of the host at factor 1: XEN_FREE_MEM_LEFT
-	qmemmanLeast    = 15  // MiB at factor 1 that a whole redistribution must move: MIN_TOTAL_MEMORY_TRANSFER
-	qmemmanRounds   = 4   // of dividing the surplus, since sizes end at their maximum
-	qmemmanFull     = .5  // MiB from the maximum
+	qmemmanMargin  = 1.3 // CACHE_FACTOR
+	qmemmanReserve = 50  // MiB of the host at factor 1: XEN_FREE_MEM_LEFT
+	// qmemmanLeast is the least that a redistribution moves, in MiB at factor 1. Qubes wants 150 MiB in all
+	// (MIN_TOTAL_MEMORY_TRANSFER), or 15 MiB for a guest below its preference (MIN_MEM_CHANGE_WHEN_UNDER_PREF); the
+	// reference takes 15 for both.
+	qmemmanLeast    = 15
+	qmemmanRounds   = 4  // of dividing the surplus, since sizes end at their maximum
+	qmemmanFull     = .5 // MiB from the maximum
 	qmemmanStuckMiB = 16
 	qmemmanMoves    = 1  // MiB a second
 	qmemmanPatience = 20 // s
