@@ -11,6 +11,5 @@
 // fractions (0.05: a guest runs 5 % slower).
 //
 // The model knows no NUMA, no huge pages, no zswap, no migration, and no processor cost of balloons. All traces are
-// synthetic. Real guests answer whether its numbers hold; it only orders designs. Two readings of the reference are
-// kept on purpose: see the comments of [Next] and of its percentile.
+// synthetic. Real guests answer whether its numbers hold; it only orders designs.
 package memsim

@@ -8,9 +8,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// Bounds of a load factor: beyond them the host is so small or large that nothing is decided.
+const leastFactor, mostFactor = 1e-3, 1e3
+
 // Evaluate runs a policy on traces, at the grid of load factors, or at the given absolute ones. Traces and factors run
 // in parallel on all processors. It gives one report for each file, in order.
 func Evaluate(ctx context.Context, files []string, setup *Setup, factors []float64) ([]*Report, error) {
+	for _, factor := range factors {
+		if !(factor >= leastFactor && factor <= mostFactor) {
+			return nil, invalid("load factor %v is not between %v and %v", factor, leastFactor, mostFactor)
+		}
+	}
 	reports := make([]*Report, len(files))
 	turns := make(chan struct{}, runtime.GOMAXPROCS(0))
 	all, ctx := errgroup.WithContext(ctx)

@@ -47,8 +47,11 @@ func (h *hostState) serve(guests []guest) {
 		if g.grown >= 1 {
 			g.stall = min(maxSlowdown, missing/max(grown, 1))
 		}
-		inUse := max(g.work+min(g.cache, g.useful), touchedLeast)
-		g.hostWait = g.spec.Alpha*g.hot/inUse*congestion + g.hostFaults/faultRate*congestion
+		g.hostWait = 0
+		if g.hot > 0 || g.hostFaults > 0 {
+			inUse := max(g.work+min(g.cache, g.useful), touchedLeast)
+			g.hostWait = g.spec.Alpha*g.hot/inUse*congestion + g.hostFaults/faultRate*congestion
+		}
 	}
 }
 
@@ -122,7 +125,7 @@ func (w *World) slowDown() {
 			g.slowdown = 0
 		}
 	}
-	w.host.pressure = min(1, waiting/max(running, 1))*pressureWeight + (1-pressureWeight)*w.host.pressure
+	w.host.pressure = smooth(w.host.pressure, min(1, waiting/max(running, 1)), 1/pressureWeight)
 }
 
 // kill ends guests that ran out of memory, and the largest one if the host did.

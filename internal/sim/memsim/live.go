@@ -21,8 +21,9 @@ func (g *guest) live(reporting bool) {
 	if reporting && g.spec.Reporting {
 		g.backed -= reportShare * max(g.backed-g.anon-g.cache-reportSlack*g.spec.Max, 0)
 	}
-	// Pages that left the guest leave host swap, too, without any reading.
-	g.cold *= min(1, max(g.unneeded(), 0)/pool)
+	if g.cold > 0 { // pages that left the guest leave host swap, too, without any reading
+		g.cold *= min(1, max(g.unneeded(), 0)/pool)
+	}
 	g.meetDemand()
 	g.readSwap()
 	g.fillCache()
@@ -73,21 +74,25 @@ func (g *guest) meetDemand() {
 			g.target = max(g.target, g.actual)
 		}
 	}
-	kept := 1 - max(-need, 0)/max(g.anon+g.swapped, tiny)
-	g.anon *= kept
-	g.swapped *= kept
+	if need < 0 {
+		kept := 1 + need/max(g.anon+g.swapped, tiny)
+		g.anon *= kept
+		g.swapped *= kept
+	}
 }
 
 // readSwap reads memory back from guest swap into free memory and cache that is not useful.
 func (g *guest) readSwap() {
-	missing := min(1, (g.swapped+g.unmet)/max(g.work, 1))
-	g.missWork = power(missing, g.spec.Beta)
+	g.missWork, g.readBack, g.thrashed = 0, 0, 0
+	if g.swapped+g.unmet <= 0 {
+		return
+	}
+	g.missWork = power(min(1, (g.swapped+g.unmet)/max(g.work, 1)), g.spec.Beta)
 	room := g.free()
 	g.readBack = min(touchShare*g.swapped, g.spec.SwapRate, room+max(g.cache-g.useful, 0))
 	g.swapped -= g.readBack
 	g.anon += g.readBack
 	g.cache -= max(g.readBack-room, 0)
-	g.thrashed = 0
 	if g.swapped > .5 {
 		g.thrashed = min(touchShare*g.work*g.missWork, g.spec.SwapRate)
 	}
@@ -102,8 +107,8 @@ func (g *guest) fillCache() {
 	}
 	g.cache += min(g.free(), rate)
 	g.missCache = 0
-	if g.useful > 1 {
-		g.missCache = power(min(max(1-g.cache/g.useful, 0), 1), g.spec.Delta)
+	if g.useful > 1 && g.cache < g.useful {
+		g.missCache = power(1-g.cache/g.useful, g.spec.Delta)
 	}
 }
 
@@ -114,6 +119,10 @@ func (g *guest) back() {
 	g.grown = grown - g.backed
 	g.backed = grown
 	g.coldPool = max(g.unneeded(), 0)
+	g.hostFaults = 0
+	if g.cold <= 0 {
+		return
+	}
 	g.hostFaults = max(g.cold-g.coldPool, 0)
 	g.cold -= g.hostFaults
 	reused := min(min(g.spec.Fill, g.cache)*min(1, g.cold/max(g.coldPool, 1)), g.cold)
@@ -121,15 +130,28 @@ func (g *guest) back() {
 	g.hostFaults += reused
 }
 
-// power is base^exponent; most guests miss nothing in most seconds.
+// negligible is a number so small that no result shows it. Smaller ones count as 0: most guests miss nothing in most
+// seconds, and processors are slow with the tiny numbers that a fading value ends in.
+const negligible = 1e-12
+
+// power is base^exponent.
 func power(base, exponent float64) float64 {
-	if base == 0 {
+	if base < negligible {
 		return 0
 	}
 	return math.Pow(base, exponent)
 }
 
-// Weights of a guest's statistics. A major fault reads 4 KiB, hence 256 for each MiB; a quarter of the pages fault
+// smooth moves a smoothed value towards a new one.
+func smooth(old, value, seconds float64) float64 {
+	smoothed := old + (value-old)/seconds
+	if smoothed < negligible {
+		return 0
+	}
+	return smoothed
+}
+
+// Weights of a guest's statistics. A major fault reads 4 KiB, so a MiB takes 256; a quarter of the pages fault
 // alone, as readahead brings the others. Useful cache is read at 2 % a second, 32 faults for each MiB.
 const (
 	faultsPerMiB      = 256 * .25
@@ -141,16 +163,17 @@ const (
 	cacheAvailable    = .95 // share of cache that the kernel calls available
 )
 
-// sample records the guest's statistics of this second.
-func (g *guest) sample(second int) {
+// sample takes the guest's statistics of this second.
+func (g *guest) sample() sample {
 	if g.running {
 		swapIn := g.thrashed + g.readBack
-		g.majorFaults += (faultsPerMiB*swapIn + cacheFaultsPerMiB*g.useful*g.missCache - g.majorFaults) / faultSeconds
-		g.swapIns += (swapIn - g.swapIns) / swapInSeconds
-		g.scans += (g.pushed + g.unmet + droppedScans*g.dropped - g.scans) / scanSeconds
+		faults := faultsPerMiB*swapIn + cacheFaultsPerMiB*g.useful*g.missCache
+		g.majorFaults = smooth(g.majorFaults, faults, faultSeconds)
+		g.swapIns = smooth(g.swapIns, swapIn, swapInSeconds)
+		g.scans = smooth(g.scans, g.pushed+g.unmet+droppedScans*g.dropped, scanSeconds)
 	}
 	free := max(g.actual-g.anon-g.cache, 0)
-	g.ring[second%ringSize] = sample{
+	return sample{
 		Actual: g.actual, Available: max(free-g.watermark, 0) + cacheAvailable*g.cache, Free: free, Cache: g.cache,
 		GuestSwap: g.swapped, MajorFaults: g.majorFaults, SwapIn: g.swapIns, Scans: g.scans,
 	}

@@ -40,8 +40,7 @@ const (
 	warmUp = 60
 	// worstLeast is how many seconds a guest must have to be the worst one.
 	worstLeast = 100
-	// quantile is the one that counts. The reference computes in 32 bits here, and so do we.
-	quantile = float32(.99)
+	quantile   = .99
 	// restSeconds at the end of a hold show where balloons rest; restShare of the size is still rest.
 	restSeconds, restShare = 60, .02
 	perGiB                 = 1.0 / 1024
@@ -166,7 +165,7 @@ func (m *metrics) finish(tr *Trace) Metrics {
 		from, to := tr.Guests[i].runs(duration, 0)
 		seconds += to - from
 	}
-	m.Reversals = float64(m.reversals) / (float64(seconds) / 3600)
+	m.Reversals = float64(m.reversals) / (float64(max(1, seconds)) / 3600)
 	if len(tr.Host.Steady) > 0 {
 		steady := 0
 		for _, phase := range tr.Host.Steady {
@@ -211,20 +210,16 @@ func (m *metrics) percentiles(tr *Trace) {
 	}
 }
 
-// percentile is the 99th, between the two nearest values. It reorders the values.
+// percentile is the 99th, on the line between the two nearest values. It reorders the values.
 func percentile(values []float32) float32 {
-	index := float32(len(values)-1) * quantile
+	index := float64(len(values)-1) * quantile
 	below := int(index)
-	share := index - float32(below)
 	low := selectNth(values, below)
 	if below+1 == len(values) {
 		return low
 	}
 	high := slices.Min(values[below+1:])
-	if share >= .5 { // as numpy does, for the last bit
-		return high - (high-low)*(1-share)
-	}
-	return low + (high-low)*share
+	return low + float32(float64(high-low)*(index-float64(below)))
 }
 
 // selectNth gives the value that sorting would put at n, with all smaller ones before it (Hoare's quickselect).

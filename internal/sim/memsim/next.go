@@ -122,6 +122,7 @@ func (n *next) Parameters() any { return &n.nextParameters }
 
 func (n *next) Begin(w *World) {
 	n.w = w
+	n.Tick = max(1, n.Tick)
 	if !n.Report {
 		w.DisableReporting()
 	}
@@ -139,7 +140,8 @@ func (n *next) Begin(w *World) {
 
 func (n *next) Step(second int) {
 	distress := n.learn(second)
-	if second%n.Tick != 0 && !(distress && n.Events) {
+	event := distress && n.Events
+	if second%n.Tick != 0 && !event {
 		return
 	}
 	budget := n.sortOut(second)
@@ -268,7 +270,7 @@ func (n *next) inert(i int, v *GuestView) float64 {
 }
 
 // divide gives each managed guest its base: need first, then a common share of margins, then one of caches. It gives
-// what is left of the budget, in MiB.
+// the rest of the budget, in MiB.
 func (n *next) divide(budget float64) float64 {
 	needs, margins, caches := 0.0, 0.0, 0.0
 	for i := range n.guests {
@@ -309,7 +311,7 @@ func (n *next) divideByShares(budget float64) {
 	}
 }
 
-// addSurplus shares what is left by what each guest lacks of its size.
+// addSurplus shares the rest of the budget, in proportion to the memory that each guest lacks.
 func (n *next) addSurplus(left float64) {
 	lacking := 0.0
 	for i := range n.guests {
@@ -362,8 +364,8 @@ func (n *next) hold(second int, budget float64) {
 	}
 }
 
-// set sets the targets. Guests grow only into memory that is there: what is resident, and half of what was granted and
-// is not used yet, stays below the pool.
+// set sets the targets. Guests grow only into memory that is there: resident memory, and half of the granted memory that
+// is not used yet, stay below the pool.
 func (n *next) set(second int) {
 	host := n.w.Host()
 	growth, inUse := 0.0, 0.0

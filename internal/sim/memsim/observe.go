@@ -44,9 +44,11 @@ type GuestView struct {
 // HostView is what a manager sees of the host, from the end of the last second.
 type HostView struct {
 	RAM, Reserved, KSMSaving float64 // MiB; KSM saves memory beyond RAM-Reserved
-	Used                     float64 // share of RAM, more than 1 when memory is missing
-	SwapIO                   float64 // MiB/s, in and out together
-	PSI                      float64 // share of time that guests wait for memory, smoothed
+	// Used is the share of RAM in use, more than 1 when memory is missing. A host that swaps stays at 98.5 %, to the last
+	// bit or one below: a threshold there decides by rounding.
+	Used   float64
+	SwapIO float64 // MiB/s, in and out together
+	PSI    float64 // share of time that guests wait for memory, smoothed
 }
 
 // Guests shows the guests, by index. The slice belongs to the world, and changes at each second.
@@ -81,7 +83,7 @@ func (w *World) observe() {
 		at := floorTo(w.second-1-g.spec.StatDelay, g.spec.StatPeriod)
 		if at != v.SampledAt || w.second == 0 {
 			v.SampledAt = at
-			v.sample = g.reported(at)
+			v.sample = g.reported(w.samples[(at%ringSize+ringSize)%ringSize][i])
 		}
 		v.Running, v.BootedAt, v.Balloon = g.running, g.booted, g.actual
 		v.Resident, v.HostSwapped = g.resident(), g.cold+g.hot
@@ -89,9 +91,8 @@ func (w *World) observe() {
 	}
 }
 
-// reported is the sample that the guest gives of a second.
-func (g *guest) reported(second int) sample {
-	s := g.ring[((second%ringSize)+ringSize)%ringSize]
+// reported is what the guest says instead of the truth.
+func (g *guest) reported(s sample) sample {
 	if !g.spec.Honest {
 		s.Available, s.Free, s.Cache = liarFree*s.Actual, liarFree*s.Actual, 0
 		s.MajorFaults, s.SwapIn, s.Scans = liarFaults, liarSwapIn, liarScans

@@ -29,9 +29,18 @@ type Configurable interface {
 
 // policies are the known policies by name.
 var policies = map[string]func() Policy{
-	"static": func() Policy { return &static{} },
-	"next":   func() Policy { return &next{nextParameters: tunedNext()} },
-	"lodge":  func() Policy { return &lodge{rules: arbiter.Tuned} },
+	"static":     func() Policy { return &static{} },
+	"static+fpr": func() Policy { return &static{reporting: true} },
+	"mom":        func() Policy { return &mom{} },
+	"pvestatd":   func() Policy { return &pvestatd{} },
+	"qmemman":    func() Policy { return &qmemman{} },
+	"esx":        func() Policy { return &esx{} },
+	"oracle":     func() Policy { return &oracle{} },
+	"now":        func() Policy { return &now{} },
+	"ours-spec":  func() Policy { return &ours{oursParameters: specOurs()} },
+	"ours":       func() Policy { return &ours{oursParameters: tunedOurs()} },
+	"next":       func() Policy { return &next{nextParameters: tunedNext()} },
+	"lodge":      func() Policy { return &lodge{rules: arbiter.Tuned} },
 }
 
 // Policies gives the names of the known policies, in order.

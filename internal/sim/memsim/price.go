@@ -10,8 +10,8 @@ const (
 
 // pricing divides a budget by shares with a tax on idle memory (C. Waldspurger, Memory Resource Management in VMware
 // ESX Server, OSDI 2002, section 5.2). There, memory goes from the guest with the least shares per page, where an idle
-// page costs 1/(1-tax) as much. Here the same is inverted: at one price each guest gets what its shares buy, up to its
-// need at full rate and beyond it at the rate 1-tax. The price is the one that spends the budget.
+// page costs 1/(1-tax) as much. Here the same is inverted: at one price each guest buys memory with its shares, up to its
+// need at the full rate and beyond it at the rate 1-tax. The right price spends the budget.
 type pricing struct {
 	tax     float64
 	claims  []claim

@@ -17,8 +17,9 @@ import (
 const (
 	maxLine  = 4 << 20  // bytes
 	maxBytes = 64 << 20 // bytes, after decompression
-	maxCells = 8 << 20  // guests times seconds; each takes 33 bytes
+	maxCells = 2 << 20  // guests times seconds; each takes 33 bytes
 	maxMiB   = 1 << 40  // of any size or rate
+	maxSteps = 1000     // each is followed to the end of its hold
 	// minDuration is the last minute of a run that the time to settle looks at.
 	minDuration = 60
 )
@@ -38,7 +39,9 @@ func ReadFile(name string) (*Trace, error) {
 }
 
 // Read reads a trace, compressed by gzip or not. An error names the line.
-func Read(from io.Reader) (*Trace, error) {
+func Read(from io.Reader) (*Trace, error) { return read(from, maxCells) }
+
+func read(from io.Reader, cells int) (*Trace, error) {
 	buffered := bufio.NewReader(from)
 	var in io.Reader = buffered
 	if magic, _ := buffered.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
@@ -49,7 +52,7 @@ func Read(from io.Reader) (*Trace, error) {
 		in = unzipped
 	}
 	limited := &io.LimitedReader{R: in, N: maxBytes}
-	r := reader{demands: map[string][][3]float64{}}
+	r := reader{demands: map[string][][3]float64{}, cells: cells}
 	lines := bufio.NewScanner(limited)
 	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
@@ -80,6 +83,7 @@ type reader struct {
 	host    *Host
 	guests  []Guest
 	demands map[string][][3]float64
+	cells   int // at most so many guests times seconds
 }
 
 // take reads one line.
@@ -105,8 +109,8 @@ func (r *reader) take(line []byte) error {
 			return err
 		}
 		r.guests = append(r.guests, g)
-		if len(r.guests)*r.host.Duration > maxCells {
-			return invalid("guests times seconds exceed %d", maxCells)
+		if len(r.guests)*r.host.Duration > r.cells {
+			return invalid("guests times seconds exceed %d", r.cells)
 		}
 		return g.check()
 	case kind.Type == "demand":
@@ -176,9 +180,12 @@ func (h *Host) check() error {
 	if h.KSM != nil {
 		limits = append(limits, limit{"ksm.share", h.KSM.Share, 0, 1}, limit{"ksm.tau", h.KSM.Tau, 1, maxMiB})
 	}
+	limits = append(limits, limit{"number of steps", float64(len(h.Steps)), 0, maxSteps})
+	earliest := 0
 	for _, phase := range h.Steady {
-		limits = append(limits, limit{"start of a steady phase", float64(phase[0]), 0, float64(h.Duration)},
+		limits = append(limits, limit{"start of a steady phase", float64(phase[0]), float64(earliest), float64(h.Duration)},
 			limit{"end of a steady phase", float64(phase[1]), float64(max(phase[0], minDuration)), float64(h.Duration)})
+		earliest = phase[1]
 	}
 	for _, step := range h.Steps {
 		limits = append(limits, limit{"step", float64(step), 0, float64(h.Duration - 1)})
@@ -203,9 +210,9 @@ func (g *Guest) check() error {
 		{"stat_period", float64(g.StatPeriod), 1, oldest},
 		{"stat_delay", float64(g.StatDelay), 0, oldest - float64(g.StatPeriod)},
 		{"alpha", g.Alpha, 1e-3, 1e3},
-		{"beta", g.Beta, 1e-2, 1e2},
+		{"beta", g.Beta, .5, 1e2},
 		{"gamma", g.Gamma, 1e-3, 1e3},
-		{"delta", g.Delta, 1e-2, 1e2},
+		{"delta", g.Delta, .5, 1e2},
 		{"gswap", g.Swap, 0, maxMiB},
 		{"gswap_mibs", g.SwapRate, 0, maxMiB},
 		{"fill", g.Fill, 0, maxMiB},

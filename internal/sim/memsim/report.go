@@ -74,10 +74,21 @@ func newReport(tr *Trace, policy string, bound float64, grid, factors []float64,
 			to    *[]float64
 			value float64
 		}{
-			{&r.P99, m.P99}, {&r.Bad, m.Bad}, {&r.Worst, m.Worst}, {&r.Unmet, m.Unmet}, {&r.CacheUnmet, m.CacheUnmet},
-			{&r.GuestSwapIn, m.GuestSwapIn}, {&r.HostSwapIn, m.HostSwapIn}, {&r.HostSwapOut, m.HostSwapOut},
-			{&r.GuestKills, float64(m.GuestKills)}, {&r.HostKills, float64(m.HostKills)}, {&r.Hot, float64(m.Hot)},
-			{&r.Reversals, m.Reversals}, {&r.FloorBroken, float64(m.FloorBroken)}, {&r.Moved, m.Moved}, {&r.Used, m.Used},
+			{&r.P99, m.P99},
+			{&r.Bad, m.Bad},
+			{&r.Worst, m.Worst},
+			{&r.Unmet, m.Unmet},
+			{&r.CacheUnmet, m.CacheUnmet},
+			{&r.GuestSwapIn, m.GuestSwapIn},
+			{&r.HostSwapIn, m.HostSwapIn},
+			{&r.HostSwapOut, m.HostSwapOut},
+			{&r.GuestKills, float64(m.GuestKills)},
+			{&r.HostKills, float64(m.HostKills)},
+			{&r.Hot, float64(m.Hot)},
+			{&r.Reversals, m.Reversals},
+			{&r.FloorBroken, float64(m.FloorBroken)},
+			{&r.Moved, m.Moved},
+			{&r.Used, m.Used},
 		} {
 			*column.to = append(*column.to, round(column.value, 4))
 		}

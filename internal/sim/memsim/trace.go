@@ -60,7 +60,7 @@ type Guest struct {
 	// Swap is the guest's own swap, SwapRate its speed.
 	Swap     float64 `json:"gswap"`
 	SwapRate float64 `json:"gswap_mibs"`
-	// Fill is how fast the guest fills free memory with page cache that nobody needs.
+	// Fill is how fast the guest fills free memory with page cache that no program needs.
 	Fill float64 `json:"fill"`
 	// Reporting says that the guest reports free pages; AutoDeflate that its balloon shrinks instead of an OOM kill;
 	// Stalls that its statistics count direct scans.

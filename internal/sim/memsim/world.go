@@ -9,6 +9,8 @@ type World struct {
 	host   hostState
 	guests []guest
 	views  []GuestView
+	// samples is a ring by second, with one sample for each guest.
+	samples [ringSize][]sample
 	// reporting is whether the host gets back the pages that guests report as free.
 	reporting bool
 	metrics   metrics
@@ -59,9 +61,7 @@ type guest struct {
 	hostWait     float64 // slowdown by host swap
 	slowdown     float64
 
-	// Smoothed statistics, and the ring of samples by second.
-	majorFaults, swapIns, scans float64
-	ring                        [ringSize]sample
+	majorFaults, swapIns, scans float64 // statistics, smoothed
 }
 
 // ringSize is how many seconds of samples are kept.
@@ -90,6 +90,9 @@ func newWorld(tr *Trace, factor float64, amend func(*Guest)) *World {
 		g.actual, g.target = spec.Current, spec.Current
 		w.views[i] = GuestView{Max: spec.Max, Floor: spec.Floor, Shares: spec.Shares, Period: spec.StatPeriod}
 	}
+	for k := range w.samples {
+		w.samples[k] = make([]sample, len(w.guests))
+	}
 	w.metrics = newMetrics(w)
 	return w
 }
@@ -111,8 +114,9 @@ func (w *World) step(p Policy) {
 	w.slowDown()
 	w.kill()
 	w.host.measure(w.guests)
+	samples := w.samples[w.second%ringSize]
 	for i := range w.guests {
-		w.guests[i].sample(w.second)
+		samples[i] = w.guests[i].sample()
 	}
 	w.metrics.take(w)
 	w.second++
@@ -146,7 +150,8 @@ func (g *guest) reset() {
 	g.readBack, g.thrashed, g.grown, g.hostFaults, g.coldPool, g.stall, g.hostWait = 0, 0, 0, 0, 0, 0, 0
 }
 
-// resident is the memory of the host that a guest holds.
+// resident is the memory of the host that a guest holds. As in the reference, a guest that gives memory up keeps its
+// hot pages in host swap, so the result may fall below 0; on the twelve traces of half "dev" it never does.
 func (g *guest) resident() float64 { return g.backed - g.cold - g.hot }
 
 // free is the guest's free memory above the watermark.
