@@ -1,4 +1,4 @@
-# make build   bin/lodged, bin/lodge and bin/lodge-lab
+# make build   bin/lodged, bin/lodge, bin/lodge-lab and bin/lodge-sim
 # make check   format, vet, lint, import law and unit tests: quick, without root
 # make test    check, and then each area with real QEMU and real clients (CI runs this)
 # make crash   every death of the crash matrix (make test draws one in ten)

@@ -100,6 +100,9 @@ func TestImports_GoDown(t *testing.T) {
 				if allowed, why := from.may(rooms[name]); !allowed && !opens {
 					t.Errorf("%s imports %s: %s", inside, target, why)
 				}
+				if name == "sim" && from.name != "sim" && inside != "cmd/lodge-sim" {
+					t.Errorf("%s imports %s: only cmd/lodge-sim imports a simulator", inside, target)
+				}
 				if isFake(target) && !inTest && !isFake(inside) {
 					t.Errorf("%s imports the fake %s outside its tests", inside, target)
 				}

@@ -29,7 +29,7 @@ type room struct {
 	name       string
 	level      int
 	folder     string   // of its level
-	neighbours []string // of its own level, that it may import all the same
+	neighbours []string // of its own level, that it may import all the same; for a tool, levels too
 	inTests    []string // the same for its tests only
 	module     bool     // it is a module of its own, which the root module does not import
 }
@@ -38,6 +38,8 @@ type room struct {
 func (r room) may(other room) (bool, string) {
 	switch {
 	case r.name == other.name || slices.Contains(r.neighbours, other.name):
+		return true, ""
+	case r.level == tools && slices.Contains(r.neighbours, other.folder):
 		return true, ""
 	case other.module:
 		return false, other.name + " is a module of its own: the root module does not import it"
@@ -129,6 +131,11 @@ func TestDesignTable_Parsed(t *testing.T) {
 		{"lab", "lab", true},
 		{"lab", "xdr", true},
 		{"lab", "guest", false},
+		{"sim", "lifecycle", true},
+		{"sim", "fault", true},
+		{"sim", "qmp", false},
+		{"guest", "sim", false},
+		{"cmd", "sim", true},
 		{"libvirt", "cmd", false},
 		{"daemon", "guest", true},
 		{"cmd", "daemon", true},

@@ -1,0 +1,86 @@
+package arbiter
+
+import (
+	"math"
+	"time"
+)
+
+// Arbiter remembers what it has learned of the guests. It is used by one goroutine.
+type Arbiter struct {
+	Rules Rules
+
+	accounts map[string]*account
+	claims   []claim // of the last Decide; kept for its memory only
+}
+
+// New makes an arbiter that has learned nothing.
+func New(r Rules) *Arbiter { return &Arbiter{Rules: r, accounts: map[string]*account{}} }
+
+// Decide returns a decision for each guest, in their order. Guests that are missing are forgotten.
+func (a *Arbiter) Decide(now time.Time, h Host, guests []Guest) []Decision {
+	a.learn(now, guests)
+	budget := a.Rules.Use*h.Memory - h.Others + h.Shared
+	for i := range a.claims {
+		budget -= a.aside(now, &a.claims[i])
+	}
+	a.claim(h)
+	a.divide(budget)
+	a.move(budget)
+	a.pace(h)
+	decisions := make([]Decision, len(a.claims))
+	for i := range a.claims {
+		decisions[i] = a.claims[i].decision()
+	}
+	return decisions
+}
+
+// learn takes the guests' samples into account, and begins their claims.
+func (a *Arbiter) learn(now time.Time, guests []Guest) {
+	known := make(map[string]*account, len(guests))
+	a.claims = a.claims[:0]
+	for i := range guests {
+		g := &guests[i]
+		of := a.accounts[g.ID]
+		if of == nil || !of.started.Equal(g.Started) {
+			of = &account{started: g.Started, seen: now, actual: g.Actual}
+		}
+		known[g.ID] = of
+		of.learn(&a.Rules, now, g)
+		a.claims = append(a.claims, claim{Guest: g, account: of, target: g.Target})
+		a.claims[i].setApart(&a.Rules, now)
+	}
+	a.accounts = known
+}
+
+// aside is what a guest whose balloon stays holds now and may soon hold, in MiB.
+func (a *Arbiter) aside(now time.Time, c *claim) float64 {
+	if c.apart == "" {
+		return 0
+	}
+	soon := idleGrowth
+	if c.sampled.IsZero() && now.Sub(c.started) <= booting {
+		soon = bootGrowth
+	}
+	return math.Min(c.Max, c.Resident+soon*c.Max)
+}
+
+// claim fills in what each guest could use. What a guest that has lied says beyond its part by shares is no need: it
+// counts as a margin, which others' needs come before.
+func (a *Arbiter) claim(h Host) {
+	var shares float64
+	for i := range a.claims {
+		shares += a.claims[i].Shares * a.claims[i].Max
+	}
+	for i := range a.claims {
+		c := &a.claims[i]
+		if c.apart != "" {
+			continue
+		}
+		c.say(c.account.need, math.Max(a.Rules.LeastMargin*c.Max, c.account.margin), c.account.cache)
+		if c.lies {
+			part := (h.Memory - h.Others) * c.Shares * c.Max / math.Max(shares, tiny)
+			beyond := math.Max(c.account.need-part, 0)
+			c.say(c.account.need-beyond, beyond+a.Rules.LeastMargin*c.Max, 0)
+		}
+	}
+}
