@@ -4,11 +4,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
@@ -169,37 +171,49 @@ func TestKSMThread(t *testing.T) {
 	}
 }
 
-// On this host, settings are changed while nothing is merged, and brought back.
-func TestKSM_Live(t *testing.T) {
-	var live kernel.Root
-	before, err := live.KSM()
+// restKSM returns the state of this host's KSM, if it may be changed: it rests, and no other test has it. It is brought back at the end.
+func restKSM(t *testing.T) kernel.KSM {
+	t.Helper()
+	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "lodge-test-ksm.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		t.Cleanup(func() { lock.Close() })
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := kernel.Root{}.KSM()
 	if err != nil {
 		t.Skip(err)
 	}
-	if p, err := live.KSMThread(); err != nil || p.ID < 2 || p.Resident != 0 {
-		t.Logf("ksmd: %+v, %v", p, err)
-	} else if s, err := live.Schedule(p.ID, p.ID); os.Geteuid() == 0 && err != nil {
-		t.Errorf("ksmd ran %+v, %v", s, err)
+	if os.Geteuid() != 0 || before.Run != kernel.KSMStop || before.AdvisorMode == kernel.KSMAdvisorScanTime || before.PagesShared > 0 {
+		t.Skipf("it needs root, and KSM that is not in use: %+v", before)
 	}
-	if _, err := live.KSMProcess(os.Getpid()); err != nil && !fault.Is(err, fault.NotFound) {
-		t.Error(err)
-	}
-	if os.Geteuid() != 0 || before.Run != kernel.KSMStop || !before.Knows("advisor_mode") || before.AdvisorMode != kernel.KSMAdvisorNone {
-		t.Skip("changing settings needs root, a kernel with the advisor, and KSM that rests")
+	if err := (kernel.Root{}).SetKSM(before.Settings()); err != nil {
+		t.Skip(err)
 	}
 	t.Cleanup(func() {
-		if err := live.SetKSM(before.Settings()); err != nil {
+		if err := (kernel.Root{}).SetKSM(before.Settings()); err != nil {
 			t.Error(err)
 		}
-		if after, err := live.KSM(); err != nil || cmp.Diff(before, after) != "" {
-			t.Errorf("not as before: %s%v", cmp.Diff(before, after), err)
+		after, err := kernel.Root{}.KSM()
+		if diff := cmp.Diff(before.Settings(), after.Settings()); diff != "" || err != nil {
+			t.Errorf("not as before: %s%v", diff, err)
 		}
 	})
-	err = live.SetKSM(kernel.KSMSettings{AdvisorMaxCPU: new(uint64(20)), AdvisorTargetScanTime: new(100 * time.Second), AdvisorMode: new(kernel.KSMAdvisorScanTime), SmartScan: new(!before.SmartScan)})
-	if errors.Is(err, os.ErrPermission) || fault.Is(err, fault.Denied) {
-		t.Skip(err)
+	return before
+}
+
+// The kernel takes and refuses settings of its advisor.
+func TestKSM_LiveSettings(t *testing.T) {
+	var live kernel.Root
+	before := restKSM(t)
+	if !before.Knows("advisor_mode") || !before.Knows("smart_scan") {
+		t.Skip("this kernel has no advisor")
 	}
-	if err != nil {
+	if err := live.SetKSM(kernel.KSMSettings{
+		AdvisorMaxCPU: new(uint64(20)), AdvisorTargetScanTime: new(100 * time.Second), AdvisorMode: new(kernel.KSMAdvisorScanTime), SmartScan: new(!before.SmartScan),
+	}); err != nil {
 		t.Fatal(err)
 	}
 	k, err := live.KSM()
@@ -211,5 +225,81 @@ func TestKSM_Live(t *testing.T) {
 	}
 	if err := live.SetKSM(kernel.KSMSettings{AdvisorTargetScanTime: new(time.Duration(0))}); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), `it holds "100"`) {
 		t.Errorf("a scan in no time: %v", err)
+	}
+}
+
+// The kernel merges equal pages of this process, and gives them back.
+func TestKSM_LiveMerge(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it has ksmd scan for some seconds")
+	}
+	var live kernel.Root
+	before := restKSM(t)
+	const size = 16 << 20
+	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(memory) }()
+	for i := range memory {
+		memory[i] = 0x5a
+	}
+	if err := errors.Join(unix.Madvise(memory, unix.MADV_NOHUGEPAGE), unix.Madvise(memory, unix.MADV_MERGEABLE)); err != nil {
+		t.Fatal(err)
+	}
+	if err := live.SetKSM(kernel.KSMSettings{Run: new(kernel.KSMMerge), PagesToScan: new(uint64(10000)), Sleep: new(10 * time.Millisecond)}); err != nil {
+		t.Fatal(err)
+	}
+	merged := awaitMerged(t, func(pages uint64) bool { return pages > size/2/uint64(os.Getpagesize()) })
+	if p, err := live.KSMProcess(os.Getpid()); err != nil || !slices.Contains(p.Absent, "ksm_process_profit") && p.Profit <= 0 {
+		t.Errorf("%d pages merged, and the process has %+v, %v", merged, p, err)
+	}
+	if m, err := live.MemoryRollup(os.Getpid()); err != nil || !slices.Contains(m.Absent, "KSM") && m.Merged < size/2 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	if before.Knows("merge_across_nodes") {
+		if err := live.SetKSM(kernel.KSMSettings{MergeAcrossNodes: new(!before.MergeAcrossNodes)}); !fault.Is(err, fault.Busy) {
+			t.Errorf("nodes apart while pages are merged: %v", err)
+		}
+	}
+	if err := live.SetKSM(kernel.KSMSettings{Run: new(kernel.KSMUnmerge)}); err != nil {
+		t.Fatal(err)
+	}
+	awaitMerged(t, func(pages uint64) bool { return pages == 0 })
+}
+
+// awaitMerged waits until so many pages of this process are merged.
+func awaitMerged(t *testing.T, enough func(pages uint64) bool) uint64 {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for ctx := deadline(t); ; {
+		p, err := kernel.Root{}.KSMProcess(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if enough(p.MergingPages) {
+			return p.MergingPages
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("%+v", p)
+		}
+	}
+}
+
+// ksmd is a thread of this host's kernel, with processor time.
+func TestKSMThread_Live(t *testing.T) {
+	var live kernel.Root
+	p, err := live.KSMThread()
+	if fault.Is(err, fault.NotFound) {
+		t.Skip(err)
+	}
+	if err != nil || p.Name != "ksmd" || p.Resident != 0 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if _, err := live.Schedule(p.ID, p.ID); err != nil {
+		t.Error(err)
 	}
 }

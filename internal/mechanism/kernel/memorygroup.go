@@ -78,7 +78,7 @@ func (m MemoryGroup) Memory() (g GroupMemory, err error) {
 		into *uint64
 	}{{"memory.current", &g.Current}, {"memory.low", &g.Low}, {"memory.high", &g.High}, {"memory.max", &g.Max}, {"memory.swap.current", &g.Swap}} {
 		*f.into, err = m.count(f.name)
-		if err != nil && !(f.into == &g.Swap && fault.Is(err, fault.NotFound)) {
+		if err != nil && (f.into != &g.Swap || !fault.Is(err, fault.NotFound)) {
 			return GroupMemory{}, err
 		}
 	}

@@ -138,7 +138,7 @@ func TestPressureWatch_ReportsPressure(t *testing.T) {
 	for range 2 * runtime.NumCPU() {
 		busy.Go(func() {
 			runtime.LockOSThread()
-			for spin.Err() == nil { //nolint:revive // it is to keep the processor busy
+			for spin.Err() == nil { // no more than this
 			}
 		})
 	}
