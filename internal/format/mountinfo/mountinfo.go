@@ -37,7 +37,7 @@ func Parse(text string) iter.Seq[Mount] {
 func parseLine(line string) (m Mount, ok bool) {
 	before, after, _ := strings.Cut(line, " - ")
 	fields, behind := strings.Split(before, " "), strings.Split(after, " ")
-	if len(fields) < 5 || len(behind) < 3 {
+	if len(fields) < 5 || len(behind) < 3 || fields[4] == "" {
 		return m, false
 	}
 	id, err := strconv.Atoi(fields[0])
