@@ -22,7 +22,8 @@ type HugePool struct {
 	Surplus uint64
 }
 
-// HugePools reads the pools of all nodes, by node; none where the kernel has no huge pages. A kernel without NUMA has node 0.
+// HugePools reads the pools of all nodes, by node; none where the kernel has no huge pages. A kernel without NUMA
+// has node 0.
 func (r Root) HugePools() ([]HugePool, error) {
 	nodes := sortedNumbers(r.list(nodeDir), "node")
 	if len(nodes) == 0 {
@@ -70,11 +71,12 @@ func (r Root) HugePool(node int, size uint64) (HugePool, error) {
 	return pool, nil
 }
 
-// SetHugePool grows or shrinks the pool of one node to so many pages, and returns what the kernel gave: fewer where it finds
-// no room for more, or where a signal interrupts it, so that a caller that still needs pages asks once more; and more
-// while processes hold or have reserved pages. Those that they hold are Surplus from then on. To grow, the
-// kernel moves other memory: that may take seconds, and does not end early. The caller leaves memory for the host: the kernel
-// does not. Unsupported where it cannot make pages of this size after boot. NotFound without such a node or size.
+// SetHugePool grows or shrinks the pool of one node to so many pages, and returns what the kernel gave: fewer where
+// it finds no room for more, or where a signal interrupts it, so that a caller that still needs pages asks once
+// more; and more while processes hold or have reserved pages. Those that they hold are Surplus from then on. To
+// grow, the kernel moves other memory: that may take seconds, and does not end early. The caller leaves memory for
+// the host: the kernel does not. Unsupported where it cannot make pages of this size after boot. NotFound without
+// such a node or size.
 func (r Root) SetHugePool(node int, size, pages uint64) (HugePool, error) {
 	if _, err := r.HugePool(node, size); err != nil {
 		return HugePool{}, err

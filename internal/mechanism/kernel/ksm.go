@@ -287,9 +287,9 @@ type KSMProcess struct {
 	Absent []string
 }
 
-// KSMProcess reads /proc/PID/ksm_stat (Documentation/filesystems/proc.rst). It needs root or the process's own user. NotFound
-// without such a process, or without KSM. Where the file has the line ksm_mergeable, the kernel takes the same lock for
-// it as for smaps: see MemoryRollup.
+// KSMProcess reads /proc/PID/ksm_stat (Documentation/filesystems/proc.rst). It needs root or the process's own
+// user. NotFound without such a process, or without KSM. Where the file has the line ksm_mergeable, the kernel
+// takes the same lock for it as for smaps: see MemoryRollup.
 func (r Root) KSMProcess(pid int) (KSMProcess, error) {
 	var buffer [brief]byte
 	text, err := r.readBrief(buffer[:], "proc", strconv.Itoa(pid), "ksm_stat")

@@ -171,7 +171,8 @@ func TestKSMThread(t *testing.T) {
 	}
 }
 
-// restKSM returns the state of this host's KSM, if it may be changed: it rests, and no other test has it. It is brought back at the end.
+// restKSM returns the state of this host's KSM, if it may be changed: it rests, and no other test has it. It is
+// brought back at the end.
 func restKSM(t *testing.T) kernel.KSM {
 	t.Helper()
 	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "lodge-test-ksm.lock"), os.O_CREATE|os.O_RDWR, 0o600)

@@ -29,8 +29,8 @@ func (g *Group) MemoryGroup() (MemoryGroup, error) {
 }
 
 // MemoryGroupsAbove are the group of all guests and those above it, innermost first, without the tree's own. A
-// guest's memory.low protects no more than each of them has itself. systemd owns those above the innermost: it sets their
-// files again when it is reloaded, so that they are changed by systemd's properties (MemoryLow=) instead.
+// guest's memory.low protects no more than each of them has itself. systemd owns those above the innermost: it sets
+// their files again when it is reloaded, so that they are changed by systemd's properties (MemoryLow=) instead.
 func (c *Cgroups) MemoryGroupsAbove() ([]MemoryGroup, error) {
 	if err := c.checkMemory(); err != nil {
 		return nil, err
@@ -103,7 +103,8 @@ func (m MemoryGroup) count(name string) (uint64, error) {
 // GroupMemoryCounters are the parts of a group's memory, in bytes, and what happened to it since the group was made.
 type GroupMemoryCounters struct {
 	// Anon is memory without a file behind it, such as guests' RAM; File is page cache, with memory that processes
-	// share (Shmem, in which guests' RAM may be, too). Kernel is the kernel's own. AnonHuge is the part of Anon in huge pages.
+	// share (Shmem, in which guests' RAM may be, too). Kernel is the kernel's own. AnonHuge is the part of Anon in
+	// huge pages.
 	Anon, File, Shmem, Kernel, AnonHuge uint64
 	// Zswap is RAM that zswap takes for the group, and Zswapped the size of the group's pages in it.
 	Zswap, Zswapped uint64
@@ -157,8 +158,8 @@ func (m MemoryGroup) SetLow(bytes uint64) (held uint64, err error) {
 	return m.setBound("memory.low", bytes)
 }
 
-// SetHigh sets memory.high, as SetLow. Below memory.current the write takes as long as the kernel reclaims. Without swap
-// there is little to reclaim of a guest, and its threads are slowed down until they hardly run.
+// SetHigh sets memory.high, as SetLow. Below memory.current the write takes as long as the kernel reclaims. Without
+// swap there is little to reclaim of a guest, and its threads are slowed down until they hardly run.
 func (m MemoryGroup) SetHigh(bytes uint64) (held uint64, err error) {
 	return m.setBound("memory.high", bytes)
 }
@@ -182,10 +183,10 @@ const reclaimStep = 64 << 20
 // reclaimTries bounds the writes of one step that signals interrupt.
 const reclaimTries = 8
 
-// Reclaim asks the kernel to take so many bytes from the group (memory.reclaim): caches, and what can be swapped. It
-// returns the bytes by which memory.current fell, which may be fewer, and 0 if the group grew meanwhile. That the
-// kernel found no more is no error. It goes by steps of 64 MiB and ends between two of them when ctx ends, with the cause as error.
-// Unsupported on kernels before 5.19.
+// Reclaim asks the kernel to take so many bytes from the group (memory.reclaim): caches, and what can be swapped.
+// It returns the bytes by which memory.current fell, which may be fewer, and 0 if the group grew meanwhile. That
+// the kernel found no more is no error. It goes by steps of 64 MiB and ends between two of them when ctx ends, with
+// the cause as error. Unsupported on kernels before 5.19.
 func (m MemoryGroup) Reclaim(ctx context.Context, bytes uint64) (freed uint64, err error) {
 	before, err := m.count("memory.current")
 	if err != nil {

@@ -133,7 +133,8 @@ func TestMemoryGroup_Refused(t *testing.T) {
 	}
 }
 
-// fillCache has a process in the group write a file of 32 MiB, whose pages in the cache then are the group's. The process stays.
+// fillCache has a process in the group write a file of 32 MiB, whose pages in the cache then are the group's. The
+// process stays.
 func fillCache(t *testing.T, g *kernel.Group) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", "read go && head -c 33554432 /dev/zero >file && sync file && echo done && read end")
@@ -164,7 +165,8 @@ func fillCache(t *testing.T, g *kernel.Group) {
 	}
 }
 
-// On a host of version 2 with the memory controller, a guest's group gives back a cache, and keeps what memory.low protects.
+// On a host of version 2 with the memory controller, a guest's group gives back a cache, and keeps what memory.low
+// protects.
 func TestMemoryGroup_Live(t *testing.T) {
 	c := openLive(t, kernel.Root{})
 	g := c.Guest("memory")

@@ -23,8 +23,8 @@ type PressureTrigger struct {
 	// Full counts only time that all processes lost at once; otherwise any one process's counts.
 	Full bool
 	// Stall is at least 1 µs and at most Window, which is at most 10 s. Without CAP_SYS_RESOURCE, Window has to be a
-	// multiple of 2 s, and older kernels, such as 6.1, set no trigger at all. Those want a Window of at least 500 ms. The kernel
-	// looks ten times a Window, and every 2 s without the capability.
+	// multiple of 2 s, and older kernels, such as 6.1, set no trigger at all. Those want a Window of at least 500 ms.
+	// The kernel looks ten times a Window, and every 2 s without the capability.
 	Stall, Window time.Duration
 }
 
@@ -38,8 +38,8 @@ type PressureWatch struct {
 	file string
 }
 
-// WatchPressure sets a trigger. Unsupported without pressure files, and where this process may not set this trigger; then the
-// caller reads Pressure by a timer instead.
+// WatchPressure sets a trigger. Unsupported without pressure files, and where this process may not set this
+// trigger; then the caller reads Pressure by a timer instead.
 func (r Root) WatchPressure(t PressureTrigger) (*PressureWatch, error) {
 	if t.Stall < time.Microsecond || t.Stall > t.Window || t.Window > longestWindow {
 		return nil, fault.New(fault.Invalid, fault.Host, "cannot watch %s for %v of pressure within %v: give at least 1µs, within at most %v", t.File, t.Stall, t.Window, longestWindow)
@@ -79,9 +79,9 @@ func (w *PressureWatch) Close() error {
 	return fault.Wrap(unix.Close(w.fd), fault.Failed, fault.Host, "cannot stop watching %s", w.file)
 }
 
-// Wait blocks until there was pressure since the last Wait, or until ctx ends: then its cause is the error. The kernel
-// reports at most once a Window, so a loop of Waits is not busy. NotFound: the watched group is gone. A waiting call holds
-// a thread of the operating system.
+// Wait blocks until there was pressure since the last Wait, or until ctx ends: then its cause is the error. The
+// kernel reports at most once a Window, so a loop of Waits is not busy. NotFound: the watched group is gone. A
+// waiting call holds a thread of the operating system.
 func (w *PressureWatch) Wait(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
