@@ -167,7 +167,7 @@ func (m MemoryGroup) SetHigh(bytes uint64) (held uint64, err error) {
 func (m MemoryGroup) setBound(name string, bytes uint64) (uint64, error) {
 	text, err := m.root.set(orMax(bytes), m.dir, name)
 	if err != nil {
-		return 0, err
+		return 0, m.orGone(err)
 	}
 	held, ok := parseCount(text)
 	if page := uint64(os.Getpagesize()); !ok || held != Unlimited && (held > bytes || bytes-held >= page) || held == Unlimited && orMax(bytes) != "max" {
@@ -175,6 +175,14 @@ func (m MemoryGroup) setBound(name string, bytes uint64) (uint64, error) {
 			path.Join(m.dir, name), orMax(bytes), text)
 	}
 	return held, nil
+}
+
+// orGone is the error of a write, or that the group is gone.
+func (m MemoryGroup) orGone(err error) error {
+	if err != nil && !m.root.exists(m.dir) {
+		return fault.Wrap(err, fault.NotFound, fault.Host, "control group %s is gone", m.dir)
+	}
+	return err
 }
 
 // reclaimStep bounds one write to memory.reclaim, in bytes: the kernel does not return before it has tried.
@@ -199,7 +207,7 @@ func (m MemoryGroup) Reclaim(ctx context.Context, bytes uint64) (freed uint64, e
 		}
 		step := min(bytes-asked, reclaimStep)
 		asked += step
-		err = m.reclaimStep(step)
+		err = m.reclaimSome(step)
 	}
 	if errors.Is(err, unix.EAGAIN) { // it found less than the step
 		err = nil
@@ -211,9 +219,9 @@ func (m MemoryGroup) Reclaim(ctx context.Context, bytes uint64) (freed uint64, e
 	return before - min(before, after), err
 }
 
-// reclaimStep asks for one step. A signal ends the kernel's work in the middle, and Go sends its threads many: what is
-// missing then is asked for again, not the whole.
-func (m MemoryGroup) reclaimStep(bytes uint64) error {
+// reclaimSome asks for one step. A signal ends the kernel's work in the middle, and Go sends its threads many: what
+// is missing then is asked for again, not the whole. EAGAIN: it came to less than the step.
+func (m MemoryGroup) reclaimSome(bytes uint64) error {
 	for range reclaimTries {
 		before, err := m.count("memory.current")
 		if err != nil {
@@ -224,7 +232,7 @@ func (m MemoryGroup) reclaimStep(bytes uint64) error {
 			if errors.Is(err, unix.EAGAIN) {
 				return err
 			}
-			return m.root.setFault(err, decimal(bytes), m.dir, "memory.reclaim")
+			return m.orGone(m.root.setFault(err, decimal(bytes), m.dir, "memory.reclaim"))
 		}
 		after, err := m.count("memory.current")
 		if err != nil {

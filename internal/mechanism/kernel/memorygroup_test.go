@@ -69,7 +69,8 @@ func TestMemoryGroup_Recorded(t *testing.T) {
 	_, err2 := m.Counters()
 	_, err3 := m.Pressure()
 	_, err4 := m.Reclaim(t.Context(), 4096)
-	for _, err := range []error{err1, err2, err3, err4} {
+	_, err5 := m.SetLow(4096)
+	for _, err := range []error{err1, err2, err3, err4, err5} {
 		if !fault.Is(err, fault.NotFound) {
 			t.Errorf("of a group that is gone: %v", err)
 		}
