@@ -229,7 +229,7 @@ func TestTLS_LodgeAPI(t *testing.T) {
 		}
 	}
 	misled, _ := other.client(other, pkix.Name{CommonName: "alice", Organization: []string{"Ops"}})
-	if out, err := lodge(misled, "ps"); err == nil || !strings.Contains(out, "trusted here") {
+	if out, err := lodge(misled, "ps"); err == nil || !strings.Contains(out, "from a trusted authority") {
 		t.Errorf("a client that trusts others: %q, %v", out, err)
 	}
 	eventually(t, "the audit to have them", func() bool {

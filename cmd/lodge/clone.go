@@ -19,17 +19,16 @@ func cloneCommand(d *daemonFlags) *cobra.Command {
 	request := &lodgev1.CloneGuestsRequest{}
 	c := &cobra.Command{
 		Use:   "clone SOURCE NAME...",
-		Short: "Make guests that are like another one, with identities and disks of their own",
-		Long: `Make guests that are like SOURCE, which is shut off: with the same hardware, and
-with a UUID, MAC addresses, generation ID, serial numbers, UEFI variables and disks
-of their own. Each is made whole or not at all. Disks that are read-only or shareable,
-and CDs, are shared.
+		Short: "Make copies of a guest, with identities and disks of their own",
+		Long: `Make guests with the hardware of SOURCE, which must be shut off. Each clone has a UUID,
+MAC addresses, generation ID, serial numbers, UEFI variables and disks of its own. It is
+made whole or not at all. Read-only disks, shareable disks and CDs are shared.
 
---thin puts the new disks above those of SOURCE instead of copying them. SOURCE is
-a template from then on and is not started.
+--thin makes the new disks as layers above those of SOURCE instead of copies. SOURCE
+becomes a template: it cannot be started any more.
 
---seed gives each clone a CD or disk on which cloud-init finds a new instance, so that it
-makes new SSH host keys and a new machine ID, and fresh random bytes.`,
+--seed gives each clone a CD or disk for cloud-init, with a new instance ID and random
+bytes, so that cloud-init makes new SSH host keys and a new machine ID.`,
 		Args: wants(cobra.MinimumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			request.Source, request.Names, request.DryRun = args[0], args[1:], f.request.DryRun
@@ -41,7 +40,7 @@ makes new SSH host keys and a new machine ID, and fresh random bytes.`,
 			})
 		},
 	}
-	c.Flags().BoolVar(&request.Thin, "thin", false, "put the disks above those of SOURCE, and make that a template")
+	c.Flags().BoolVar(&request.Thin, "thin", false, "layer the disks above those of SOURCE, and make SOURCE a template")
 	c.Flags().StringVar(&request.Pool, "pool", "", "`pool` for the new volumes (default: that of each disk)")
 	c.Flags().BoolVar(&seed.wanted, "seed", false, "make a seed for cloud-init")
 	c.Flags().StringVar(&seed.userData, "user-data", "", "`file` of user data for the seed, - for standard input")
@@ -60,7 +59,7 @@ type seedFlags struct {
 func (f *seedFlags) read(stdin io.Reader, into *lodgev1.CloneGuestsRequest) error {
 	if !f.wanted {
 		if f.userData != "" || f.networkConfig != "" {
-			return errors.New("--user-data and --network-config are parts of a seed; say --seed too")
+			return errors.New("--user-data and --network-config need --seed")
 		}
 		return nil
 	}

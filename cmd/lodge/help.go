@@ -4,6 +4,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/lodge-kvm/lodge/internal/cli"
 )
 
 // The groups of commands, by task, in the order of the help.
@@ -17,34 +19,6 @@ var groups = []struct {
 	{"host", "Look after the host:", []string{"probe", "store", "lab"}},
 	{"self", "The command line:", []string{"completion", "help", "version"}},
 }
-
-// usageTemplate is cobra's, with the examples first.
-const usageTemplate = `{{if .HasExample}}Examples:
-{{.Example}}
-
-{{end}}Usage:{{if .Runnable}}
-  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
-  {{.CommandPath}} COMMAND{{end}}{{if .Aliases}}
-
-Also called: {{range .Aliases}}{{.}} {{end}}{{end}}{{if .HasAvailableSubCommands}}{{$all := .Commands}}{{if eq (len .Groups) 0}}
-
-Commands:{{range $all}}{{if .IsAvailableCommand}}
-  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{else}}{{range $group := .Groups}}
-
-{{.Title}}{{range $all}}{{if eq .GroupID $group.ID}}
-  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
-
-Flags:
-{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableInheritedFlags}}
-
-Flags of every command:
-{{.InheritedFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasHelpSubCommands}}
-
-Topics, with lodge help TOPIC:{{range .Commands}}{{if .IsAdditionalHelpTopicCommand}}
-  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableSubCommands}}
-
-{{.CommandPath}} COMMAND --help has more of a command.{{end}}
-`
 
 const rootExample = `  lodge ps 'web-*,state=running'           # list some guests
   lodge shutdown --grace 30s label=app:web # stop some, and wait until they have stopped
@@ -73,16 +47,17 @@ Terms:
   persistent=yes|no    with a stored definition
   saved=yes|no         with a managed save image
 
-"!" before a term negates it. Of several selectors, one must choose the guest.
+"!" before a term negates it. With several selectors, a guest is chosen if one of them
+chooses it.
 
   lodge ps 'state=paused,label=app:web'    # paused guests of one application
-  lodge start 'web-*' 'tile=shop'          # guests of a name, and those of all shop tiles
+  lodge start 'web-*' 'tile=shop'          # guests by name, and all guests of shop tiles
   lodge save 'all,!label=keep'             # all guests but those with a label`
 
 const statusPage = `A command on guests ends with status
 
   0  all guests are as asked
-  1  some failed; the lines say which, and why
+  1  some failed; their lines say why
   2  no guest was selected, the request was wrong, or no daemon listens
   3  it was cancelled
 
@@ -90,7 +65,7 @@ An interrupt (Ctrl-C) cancels the guests that have not begun, and waits for the
 others. A second one leaves at once; the daemon finishes those that have begun.`
 
 // selectorHelp ends the help of commands that take selectors.
-const selectorHelp = "`lodge help selectors` says how guests are chosen, `lodge help exit-status` how it ends."
+const selectorHelp = "See `lodge help selectors` for choosing guests, `lodge help exit-status` for exit statuses."
 
 // topics are pages of the help that belong to no command.
 func topics() []*cobra.Command {
@@ -103,7 +78,7 @@ func topics() []*cobra.Command {
 // arrange groups the commands of root by task.
 func arrange(root *cobra.Command) {
 	root.Example = rootExample
-	root.SetUsageTemplate(usageTemplate)
+	root.SetUsageTemplate(cli.UsageTemplate)
 	root.AddCommand(topics()...)
 	cobra.EnableCommandSorting = false
 	root.SetHelpCommandGroupID("self")
@@ -135,7 +110,7 @@ var exampleTexts = map[string]string{
 	"ps":          "lodge ps\nlodge ps -o wide 'web-*'\nlodge ps -o json state=running | jq -r .name",
 	"top":         "lodge top --sort memory\nlodge top --once tile=shop",
 	"events":      "lodge events 'web-*'\nlodge events --json --after 97da8a53-8a83-4c40-b1fe-2edd89a79e8a/12",
-	"check":       "lodge check && echo nothing to tell",
+	"check":       "lodge check && echo no warnings",
 	"why":         "lodge why web-1",
 	"start":       "lodge start web-1\nlodge start --parallel 16 'tile=shop'",
 	"shutdown":    "lodge shutdown --grace 30s 'web-*'",

@@ -21,9 +21,9 @@ func (d *daemonFlags) add(c *cobra.Command) {
 	if socket == "" {
 		socket = defaultSocket
 	}
-	c.PersistentFlags().StringVar(&d.socket, "socket", socket, "`path` of the daemon's socket; also from LODGE_SOCKET")
-	c.PersistentFlags().StringVar(&d.host, "host", "", "`name[:port]` of another host, whose daemon is spoken to with certificates")
-	c.PersistentFlags().StringVar(&d.pki, "pki", "", "`directory` of cacert.pem, clientcert.pem and clientkey.pem for --host (default: ~/.pki/libvirt, or what /etc/pki has for libvirt's clients)")
+	c.PersistentFlags().StringVar(&d.socket, "socket", socket, "`path` of the daemon's socket; also set by LODGE_SOCKET")
+	c.PersistentFlags().StringVar(&d.host, "host", "", "use the daemon of another host, `NAME[:PORT]`, with certificates")
+	c.PersistentFlags().StringVar(&d.pki, "pki", "", "`directory` of cacert.pem, clientcert.pem and clientkey.pem for --host (default: ~/.pki/libvirt, else /etc/pki as libvirt's clients)")
 }
 
 func (d *daemonFlags) dial() *cli.Client {
@@ -43,7 +43,7 @@ func psCommand(d *daemonFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ps [SELECTOR...]",
 		Short: "List guests",
-		Long:  "List guests, whatever they are stuck in: nobody is waited for.\n\n" + selectorHelp,
+		Long:  "List guests. A guest that hangs delays no answer: its last known state is shown.\n\n" + selectorHelp,
 		RunE: func(c *cobra.Command, args []string) error {
 			daemon := d.dial()
 			defer daemon.Close()
@@ -57,11 +57,11 @@ func psCommand(d *daemonFlags) *cobra.Command {
 func checkCommand(d *daemonFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [SELECTOR...]",
-		Short: "Say what an administrator should know of guests",
-		Long: `Say what an administrator should know of guests, a line for each: what taints them,
-what of them is deprecated, and what they share with others that only one should
-have: MAC addresses, generation IDs, vsock CIDs, SMBIOS serials, UEFI variables,
-writable disks, ports of displays. The exit status is 0 when there is nothing.
+		Short: "Show warnings about guests: taints, deprecated settings, shared identities",
+		Long: `Show warnings about guests, one a line: taints, deprecated settings, and identities
+that guests share although only one should have them (MAC addresses, generation IDs,
+vsock CIDs, SMBIOS serials, UEFI variables, writable disks, ports of displays). The
+exit status is 0 when there is no warning.
 
 ` + selectorHelp,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -75,9 +75,9 @@ writable disks, ports of displays. The exit status is 0 when there is nothing.
 func whyCommand(d *daemonFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "why [SELECTOR...]",
-		Short: "Say what the daemon chose for guests by itself",
-		Long: `Say what the daemon chose for guests by itself, a line for each choice: what, why,
-and what undoes it.
+		Short: "Explain the defaults that the daemon chose for guests",
+		Long: `Explain the defaults that the daemon chose for guests, one a line: the choice, its
+reason, and the command that undoes it.
 
 ` + selectorHelp,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -94,10 +94,10 @@ func topCommand(d *daemonFlags) *cobra.Command {
 	var every time.Duration
 	c := &cobra.Command{
 		Use:   "top [SELECTOR...]",
-		Short: "Show what guests use, live",
-		Long: `Show what guests use: processor, memory, disks and network, from the daemon's
+		Short: "Show the load of guests, live",
+		Long: `Show the load of guests: processor, memory, disks and network, from the daemon's
 samples, with their age. A guest that does not answer keeps its last sample,
-marked stale.
+marked stale. Keys sort the live table; q leaves.
 
 ` + selectorHelp,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -112,7 +112,7 @@ marked stale.
 	}
 	c.Flags().BoolVar(&once, "once", false, "show the table once; the default where the output is no terminal")
 	c.Flags().StringVar(&by, "sort", "cpu", "sort by this `column`: cpu, memory, disk, net, age or name")
-	c.Flags().DurationVar(&every, "every", 2*time.Second, "`time` between two looks")
+	c.Flags().DurationVar(&every, "every", 2*time.Second, "`time` between two updates")
 	return c
 }
 
@@ -150,10 +150,10 @@ func eventsCommand(d *daemonFlags) *cobra.Command {
 	var after string
 	c := &cobra.Command{
 		Use:   "events [SELECTOR...]",
-		Short: "Show what happens, as it happens",
-		Long: `Show what happens to guests, networks and pools until interrupted. With a SELECTOR
-it is that of the chosen guests alone. Whoever reads too slowly is told how much
-was lost.
+		Short: "Show events of guests, networks and pools, as they happen",
+		Long: `Show the events of guests, networks and pools until interrupted. With a SELECTOR
+only those of the chosen guests are shown. If the output is read too slowly, events
+are lost, and a line says how many.
 
 ` + selectorHelp,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -163,7 +163,7 @@ was lost.
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "lines of JSON")
-	c.Flags().StringVar(&after, "after", "", "go on behind this `event`: LIFE/NUMBER, as lodge status shows")
+	c.Flags().StringVar(&after, "after", "", "show the events after this `event`: LIFE/NUMBER, as in the line \"newest event\" of lodge status")
 	return c
 }
 
@@ -171,7 +171,7 @@ func queueCommand(d *daemonFlags) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "queue",
-		Short: "Show which starts wait and which operations are open, and for what",
+		Short: "Show starts that wait and operations that are not finished, with the reasons",
 		Args:  wants(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			daemon := d.dial()
@@ -187,7 +187,7 @@ func statusCommand(d *daemonFlags) *cobra.Command {
 	var asJSON, collect bool
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show what the daemon itself uses",
+		Short: "Show the daemon's own load, its clients, and the isolation of guests",
 		Args:  wants(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			daemon := d.dial()

@@ -45,7 +45,7 @@ func wants(arguments cobra.PositionalArgs) cobra.PositionalArgs { return cli.Wan
 func command() *cobra.Command {
 	c := &cobra.Command{
 		Use:           "lodge",
-		Short:         "Work on whole sets of KVM guests, look at hosts, and measure them",
+		Short:         "Work on sets of KVM guests, look after their host, and measure it",
 		Args:          wants(cobra.NoArgs), // also refuses a name that is no command
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 		SilenceUsage:  true,
@@ -59,7 +59,7 @@ func command() *cobra.Command {
 	c.AddCommand(pluginCommands()...)
 	c.AddCommand(tileCommand(&d), cloneCommand(&d), &cobra.Command{
 		Use:   "version",
-		Short: "Say which Lodge this is",
+		Short: "Show the version of lodge",
 		Args:  wants(cobra.NoArgs),
 		Run: func(c *cobra.Command, _ []string) {
 			fmt.Fprintln(c.OutOrStdout(), "lodge", version, runtime.Version())

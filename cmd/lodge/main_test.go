@@ -24,8 +24,8 @@ func TestWhatIsAskedWronglyHasAStatusOfItsOwn(t *testing.T) {
 		want string
 	}{
 		{[]string{"start"}, "lodge start SELECTOR..."},
-		{[]string{"strat", "all"}, "(is it start?)"},
-		{[]string{"tile", "lst"}, "(is it ls?)"},
+		{[]string{"strat", "all"}, "(did you mean start?)"},
+		{[]string{"tile", "lst"}, "(did you mean ls?)"},
 		{[]string{"version", "of", "what"}, "lodge version"},
 		{[]string{"start", "--nonsense", "all"}, "--nonsense"},
 		{[]string{"start", "--timeout", "soon", "all"}, "soon"},

@@ -16,9 +16,9 @@ import (
 // to do if the program is missing.
 var plugins = []struct{ name, short, program, missing string }{
 	{"lab", "Measure a daemon that speaks libvirt's protocol: Lodge's, libvirt's or another", "lodge-lab", "build it with `make build`"},
-	{"import", "Define what an /etc/libvirt tree or an export holds", "lodged", "install the daemon on this host"},
-	{"store", "Check, repair and export what a daemon keeps on disk", "lodged", "install the daemon on this host"},
-	{"probe", "Find out what this host's QEMU can do, by trying", "lodged", "install the daemon on this host"},
+	{"import", "Define the guests and other objects of an /etc/libvirt tree or an export", "lodged", "install the daemon on this host"},
+	{"store", "Check, repair and export the store of a daemon", "lodged", "install the daemon on this host"},
+	{"probe", "Try which features of QEMU work on this host", "lodged", "install the daemon on this host"},
 }
 
 func pluginCommands() []*cobra.Command {
@@ -32,7 +32,7 @@ func pluginCommands() []*cobra.Command {
 			RunE: func(_ *cobra.Command, args []string) error {
 				path, err := findProgram(p.program)
 				if err != nil {
-					return unusable(fmt.Errorf("`lodge %s` needs %s, which is neither beside lodge nor on PATH: %s, and put it there", p.name, p.program, p.missing))
+					return unusable(fmt.Errorf("`lodge %s` needs %s, which is neither beside lodge nor on PATH; %s, and put it there", p.name, p.program, p.missing))
 				}
 				if p.program == "lodged" {
 					return become(path, append([]string{"lodge", p.name}, args...)) // its errors begin with "lodge:"

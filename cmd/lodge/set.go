@@ -32,12 +32,12 @@ type setFlags struct {
 }
 
 func (f *setFlags) add(c *cobra.Command) {
-	c.Flags().Uint32Var(&f.request.Parallel, "parallel", 0, "`guests` worked on at once (default: the daemon's choice)")
-	c.Flags().BoolVar(&f.request.DryRun, "dry-run", false, "say what would be done, and do nothing")
-	c.Flags().BoolVar(&f.request.StopAtFailure, "stop-at-failure", false, "begin no more once one has failed")
-	c.Flags().DurationVar(&f.timeout, "timeout", 0, "`time` for each guest (default: the verb's own)")
+	c.Flags().Uint32Var(&f.request.Parallel, "parallel", 0, "work on this many `guests` at once (default: 64)")
+	c.Flags().BoolVar(&f.request.DryRun, "dry-run", false, "show what would be done, and do nothing")
+	c.Flags().BoolVar(&f.request.StopAtFailure, "stop-at-failure", false, "begin no other guest after one has failed")
+	c.Flags().DurationVar(&f.timeout, "timeout", 0, "give up on a guest after this `time` (default: no limit; 90s for shutdown)")
 	c.Flags().BoolVar(&f.json, "json", false, "show the plan, each result and the summary as lines of JSON")
-	c.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "show only what did not go well")
+	c.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "show failures and the summary only")
 }
 
 // verb is a command that does one thing to a set.
@@ -51,33 +51,33 @@ var verbs = []verb{
 	{name: "start", short: "Start guests, in the order of their priority and dependencies", flags: func(c *cobra.Command, f *setFlags) {
 		c.Flags().BoolVar(&f.options.Paused, "paused", false, "leave the processors stopped")
 		c.Flags().BoolVar(&f.options.ForceBoot, "force-boot", false, "discard a saved image")
-		c.Flags().BoolVar(&f.options.BypassCache, "bypass-cache", false, "read a saved image past the page cache")
+		c.Flags().BoolVar(&f.options.BypassCache, "bypass-cache", false, "read a saved image without the page cache")
 	}},
-	{name: "shutdown", short: "Ask guests to turn themselves off, and wait until they have", aliases: []string{"stop"}, flags: func(c *cobra.Command, f *setFlags) {
-		c.Flags().StringVar(&f.options.Mode, "mode", "", "`how` they are asked: acpi or agent (default: agent where one answers)")
-		c.Flags().DurationVar(&f.grace, "grace", 0, "pull the plug after this `time` (default: never)")
+	{name: "shutdown", short: "Ask guests to shut down, and wait until they have", aliases: []string{"stop"}, flags: func(c *cobra.Command, f *setFlags) {
+		c.Flags().StringVar(&f.options.Mode, "mode", "", "ask by acpi or agent (`how`; default: the agent where one answers)")
+		c.Flags().DurationVar(&f.grace, "grace", 0, "end the guest after this `time`, as destroy does (default: never)")
 	}},
-	{name: "destroy", short: "Pull the plug of guests", flags: func(c *cobra.Command, f *setFlags) {
-		c.Flags().BoolVar(&f.options.Graceful, "graceful", false, "let QEMU write out what it holds")
+	{name: "destroy", short: "End guests at once, as pulling the plug does", flags: func(c *cobra.Command, f *setFlags) {
+		c.Flags().BoolVar(&f.options.Graceful, "graceful", false, "let QEMU write out its caches first")
 	}},
-	{name: "suspend", short: "Stop the processors of guests"},
-	{name: "resume", short: "Let the processors of guests run again"},
-	{name: "save", short: "Save the state of guests to disk and end them; their next start continues", flags: func(c *cobra.Command, f *setFlags) {
-		c.Flags().BoolVar(&f.options.BypassCache, "bypass-cache", false, "write past the page cache")
+	{name: "suspend", short: "Pause guests: their processors stop"},
+	{name: "resume", short: "Let paused guests run again"},
+	{name: "save", short: "Save guests to disk and end them; their next start continues", flags: func(c *cobra.Command, f *setFlags) {
+		c.Flags().BoolVar(&f.options.BypassCache, "bypass-cache", false, "write without the page cache")
 	}},
 	{name: "restore", short: "Start guests that were saved", flags: func(c *cobra.Command, f *setFlags) {
 		c.Flags().BoolVar(&f.options.Paused, "paused", false, "leave the processors stopped")
-		c.Flags().BoolVar(&f.options.BypassCache, "bypass-cache", false, "read past the page cache")
+		c.Flags().BoolVar(&f.options.BypassCache, "bypass-cache", false, "read without the page cache")
 	}},
 	{name: "reboot", short: "Ask guests to reboot", flags: func(c *cobra.Command, f *setFlags) {
-		c.Flags().StringVar(&f.options.Mode, "mode", "", "`how` they are asked: acpi or agent (default: agent where one answers)")
+		c.Flags().StringVar(&f.options.Mode, "mode", "", "ask by acpi or agent (`how`; default: the agent where one answers)")
 	}},
-	{name: "reset", short: "Press the reset button of guests"},
-	{name: "undefine", short: "Forget guests", flags: func(c *cobra.Command, f *setFlags) {
-		c.Flags().BoolVar(&f.options.ManagedSave, "managed-save", false, "delete a saved image along")
-		c.Flags().BoolVar(&f.options.Nvram, "nvram", false, "delete the firmware's variables along")
-		c.Flags().BoolVar(&f.options.KeepNvram, "keep-nvram", false, "leave the firmware's variables")
-		c.Flags().BoolVar(&f.options.Tpm, "tpm", false, "delete the TPM's state along")
+	{name: "reset", short: "Reset guests, as the reset button does"},
+	{name: "undefine", short: "Remove the definitions of guests", flags: func(c *cobra.Command, f *setFlags) {
+		c.Flags().BoolVar(&f.options.ManagedSave, "managed-save", false, "also delete the saved image")
+		c.Flags().BoolVar(&f.options.Nvram, "nvram", false, "also delete the UEFI variables")
+		c.Flags().BoolVar(&f.options.KeepNvram, "keep-nvram", false, "keep the UEFI variables")
+		c.Flags().BoolVar(&f.options.Tpm, "tpm", false, "also delete the state of the TPM")
 	}},
 }
 
@@ -108,8 +108,8 @@ func defineCommand(d *daemonFlags) *cobra.Command {
 		Use:   "define FILE...",
 		Short: "Define guests from domain XML",
 		Long: `Define a guest from each FILE of domain XML, or from standard input where FILE is
-"-". A directory stands for the *.xml in it. A guest that is there already is
-defined anew.`,
+"-". A directory stands for the *.xml in it. A guest that exists is defined again,
+with the new definition.`,
 		Args: wants(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			documents, err := readDocuments(c.InOrStdin(), args)
@@ -121,7 +121,7 @@ defined anew.`,
 		},
 	}
 	f.add(c)
-	c.Flags().BoolVar(&f.options.Validate, "validate", false, "refuse what no version of the format knows")
+	c.Flags().BoolVar(&f.options.Validate, "validate", false, "refuse elements that no version of libvirt's format has")
 	return c
 }
 
@@ -131,8 +131,8 @@ func settingCommand(d *daemonFlags) *cobra.Command {
 		Use:   "set SELECTOR KEY=VALUE...",
 		Short: "Change settings of guests",
 		Long: `Change settings of guests, running or not: memory, vcpus, autostart, priority,
-after, title, description, template (yes: it is cloned and not started), and
-label.NAME. KEY= takes a setting back.
+after, title, description, template (yes: for thin clones, never started), and
+label.NAME. KEY= removes a setting. A lower priority number is more important.
 
 ` + selectorHelp,
 		Args: wants(cobra.MinimumNArgs(2)),
@@ -141,7 +141,7 @@ label.NAME. KEY= takes a setting back.
 			for _, pair := range args[1:] {
 				key, value, found := strings.Cut(pair, "=")
 				if !found || key == "" {
-					return unusable(fmt.Errorf("%q is no KEY=VALUE", pair))
+					return unusable(fmt.Errorf("%q is not KEY=VALUE", pair))
 				}
 				settings[key] = value
 			}

@@ -22,7 +22,7 @@ func tileCommand(d *daemonFlags) *cobra.Command {
 	c.AddCommand(
 		tileCreateCommand(d), tileRemoveCommand(d), tileListCommand(d),
 		tileVerbCommand(d, "start", "start", "Start the guests of tiles"),
-		tileVerbCommand(d, "stop", "shutdown", "Ask the guests of tiles to turn themselves off, and wait until they have"),
+		tileVerbCommand(d, "stop", "shutdown", "Ask the guests of tiles to shut down, and wait until they have"),
 	)
 	return c
 }
@@ -39,7 +39,7 @@ Each is made whole or not at all.`,
 		Args: wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if template == "" {
-				return unusable(errors.New("--template says which file the tiles are made from"))
+				return unusable(errors.New("no template given; name its file with --template"))
 			}
 			document, err := readDocument(c.InOrStdin(), template)
 			if err != nil {
@@ -60,17 +60,17 @@ Each is made whole or not at all.`,
 
 // addForTiles adds the flags for making and removing tiles.
 func (f *setFlags) addForTiles(c *cobra.Command) {
-	c.Flags().BoolVar(&f.request.DryRun, "dry-run", false, "say what would be done, and do nothing")
+	c.Flags().BoolVar(&f.request.DryRun, "dry-run", false, "show what would be done, and do nothing")
 	c.Flags().BoolVar(&f.json, "json", false, "show the plan, each result and the summary as lines of JSON")
-	c.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "show only what did not go well")
+	c.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "show failures and the summary only")
 }
 
 func tileRemoveCommand(d *daemonFlags) *cobra.Command {
 	f := &setFlags{daemon: d}
 	c := &cobra.Command{
 		Use:   "remove TILE",
-		Short: "End and forget the guests of tiles, and delete the volumes made for them",
-		Long: `End and forget the guests of tiles, and delete the volumes that were made for
+		Short: "End and undefine the guests of tiles, and delete the volumes made for them",
+		Long: `End and undefine the guests of tiles, and delete the volumes that were made for
 them. TILE is SET, SET/NUMBER, or a glob of that.`,
 		Args: wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -101,7 +101,7 @@ func tileVerbCommand(d *daemonFlags, name, verb, short string) *cobra.Command {
 	}
 	f.add(c)
 	if verb == "shutdown" {
-		c.Flags().DurationVar(&f.grace, "grace", 0, "pull the plug after this `time` (default: never)")
+		c.Flags().DurationVar(&f.grace, "grace", 0, "end the guest after this `time`, as destroy does (default: never)")
 	}
 	return c
 }
@@ -110,7 +110,7 @@ func tileListCommand(d *daemonFlags) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "ls",
-		Short: "List the tiles there are",
+		Short: "List tiles",
 		Args:  wants(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			daemon := d.dial()

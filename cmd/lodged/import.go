@@ -24,22 +24,21 @@ func importCommand() *cobra.Command {
 	var address, socket, elsewhere string
 	c := &cobra.Command{
 		Use:   "import DIR",
-		Short: "Define what an /etc/libvirt tree or an export holds",
+		Short: "Define the guests and other objects of an /etc/libvirt tree or an export",
 		Long: `Define the domains, networks, pools and secrets of a directory that is laid out as
-/etc/libvirt: that of a host whose guests move to Lodge, or an export. What starts
-with the host still does, and a template stays one; nothing is started now. What is
-there already is left alone, unless --replace is given. Hooks, and network filters
-that a domain refers to, are refused by name. The UEFI variables that libvirt keeps
-of a domain are copied. What else it keeps in /var/lib/libvirt (a managed save,
-snapshots, the state of a TPM) is left there, and told with what to do before the
-first start.
+/etc/libvirt: that of a host whose guests move to Lodge, or an export. Autostart and
+templates are kept; nothing is started now. Objects that exist already are left
+alone, unless --replace is given. Hooks, and network filters that a domain refers to,
+are refused by name. UEFI variables that libvirt keeps of a domain are copied. Other
+files in /var/lib/libvirt (a managed save, snapshots, the state of a TPM) are left
+there, and named with the steps to take before the first start.
 
 Each file's result is shown. The exit status is 0 when every file was taken or left
 alone, 1 when some failed, and 2 when the directory or the daemon cannot be used.`,
 		Args: cli.Wants(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if address == "" && elsewhere != "" {
-				return cli.AsUnusable(errors.New("import works on the host that it is run on; log in there"))
+				return cli.AsUnusable(errors.New("import works on this host only; log in on the other host and run it there"))
 			}
 			var own *cli.Client
 			if address == "" {
@@ -53,21 +52,21 @@ alone, 1 when some failed, and 2 when the directory or the daemon cannot be used
 				defer conn.Close()
 				o.Host = host{conn, own}
 			case o.DryRun:
-				fmt.Fprintf(c.ErrOrStderr(), "%v; the files are only read\n", err)
+				fmt.Fprintf(c.ErrOrStderr(), "%v; the files are read without a daemon\n", err)
 			default:
 				return cli.AsUnusable(err)
 			}
 			return importTree(c, args[0], o)
 		},
 	}
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what would be done, and do nothing; works without a daemon, too")
-	c.Flags().BoolVar(&o.Replace, "replace", false, "give what is there already the directory's definition")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what would be done, and do nothing; needs no daemon")
+	c.Flags().BoolVar(&o.Replace, "replace", false, "replace the definitions of objects that exist already")
 	of := os.Getenv("LODGE_SOCKET")
 	if of == "" {
 		of = daemon.DefaultRun + "/lodge.sock"
 	}
-	c.Flags().StringVar(&socket, "socket", of, "`path` of the socket of Lodge's own API; also from LODGE_SOCKET")
-	c.Flags().StringVar(&elsewhere, "host", "", "refused: import works on the host that it is run on")
+	c.Flags().StringVar(&socket, "socket", of, "`path` of the socket of Lodge's own API; also set by LODGE_SOCKET")
+	c.Flags().StringVar(&elsewhere, "host", "", "refused: import works on this host only")
 	_ = c.Flags().MarkHidden("host") // lodge's other commands have it; here it is refused
 	c.Flags().StringVar(&address, "connect", "", "the daemon's libvirt `socket` or URI (default: libvirt-sock beside --socket)")
 	return c
@@ -171,7 +170,7 @@ func (h host) replaceNetwork(ctx context.Context, name, doc string, refusal erro
 		err = h.conn.Call(ctx, xdr.ProcNetworkIsActive, &there, &active)
 	}
 	if err == nil && active.Active {
-		err = errors.New("it runs: end it (virsh net-destroy), and import again")
+		err = errors.New("the network is active; end it (virsh net-destroy) and import again")
 	}
 	if err == nil {
 		err = h.conn.Call(ctx, xdr.ProcNetworkGetXMLDesc, &xdr.NetworkGetXMLDescArgs{Network: there.Network}, &was)
@@ -225,7 +224,7 @@ func (h host) defineDomain(ctx context.Context, doc string, t importer.Traits) (
 	}
 	if t.Template {
 		if err := h.makeTemplate(ctx, uuid.UUID(made.Domain.UUID).String()); err != nil {
-			return did, fmt.Errorf("it is defined, but not as the template that it was, whose start would destroy its thin clones: %w", err)
+			return did, fmt.Errorf("defined, but not marked as a template; do not start it, or its thin clones are destroyed: %w", err)
 		}
 	}
 	if !t.Autostart {
@@ -246,12 +245,12 @@ func (h host) placeVariables(ctx context.Context, made xdr.Domain, t importer.Tr
 		return did, nil
 	}
 	if t.Replaces != "" {
-		return "", fmt.Errorf("it is replaced, but do not start it: %w", err)
+		return "", fmt.Errorf("replaced, but without its UEFI variables; do not start it: %w", err)
 	}
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), replacing)
 	defer stop()
 	if undo := h.conn.Call(ctx, xdr.ProcDomainUndefineFlags, &xdr.WithDomainFlags{Domain: made, Flags: keepNVRAM}, nil); undo != nil {
-		return "", fmt.Errorf("it is defined, but do not start it: %w", errors.Join(err, undo))
+		return "", fmt.Errorf("defined, but without its UEFI variables; do not start it: %w", errors.Join(err, undo))
 	}
 	return "", err
 }
@@ -265,7 +264,7 @@ const (
 // makeTemplate keeps a guest from being started.
 func (h host) makeTemplate(ctx context.Context, id string) error {
 	if h.own == nil {
-		return errors.New("the daemon of --connect is not known to be Lodge's")
+		return errors.New("--connect may name a daemon other than Lodge's, which has no templates")
 	}
 	steps, err := h.own.Act(ctx, &lodgev1.ActRequest{
 		Verb: "set", Select: []string{"uuid=" + id}, Options: &lodgev1.Options{Settings: map[string]string{"template": "yes"}},

@@ -58,7 +58,7 @@ func command() *cobra.Command {
 	c := &cobra.Command{
 		Use:           "lodged",
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: calledAs()},
-		Short:         "Keep this host's KVM guests, and serve them to every libvirt client",
+		Short:         "Run this host's KVM guests, and serve them to every libvirt client",
 		Version:       version,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
@@ -73,23 +73,23 @@ func command() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&o.data, "data", defaultData, "`directory` of data that must survive a reboot")
-	f.StringVar(&o.run, "run", daemon.DefaultRun, "`directory` of sockets and of state that a reboot ends")
+	f.StringVar(&o.run, "run", daemon.DefaultRun, "`directory` of sockets and of state that ends with a reboot")
 	f.StringVar(&o.emulator, "emulator", daemon.DefaultEmulator, "QEMU `binary` for guests that name none")
 	f.StringVar(&o.group, "group", "libvirt", "`name` of the group that may use the read-write socket; ignored if it does not exist")
 	f.BoolVar(&o.libvirtSockets, "libvirt-sockets", false, "also listen where libvirt's clients connect: /run/libvirt/{libvirt,virtqemud}-sock and their -ro twins")
 	f.IntVar(&o.prepared, "prepared", defaultPrepared, "`number` of QEMU processes kept ready for guests that are started often; 0: none")
 	f.StringVar(&o.access, "access", "", "`file` of access rules (default: "+daemon.DefaultAccess+", if it exists, for the daemon in "+daemon.DefaultRun+")")
 	f.StringVar(&o.audit, "audit", "", "`file` for audit lines, in addition to the log")
-	f.StringVar(&o.isolation, "isolation", "on", "`on` runs each guest's QEMU as its own user in its own sandbox; off, for debugging, runs it like this daemon")
-	f.StringVar(&o.users, "guest-users", "", "`FIRST-LAST` user numbers (UIDs) that guests run as; the default range is used by nothing else")
-	f.StringVar(&o.auth, "auth", authAuto, "`method` that admits users of this host: group, members of --group; polkit, by its policy for "+polkit.Manage+" and "+polkit.Monitor+"; auto, members of the group, or by polkit if the host has it")
-	f.StringVar(&o.labels, "security-labels", "auto", "`mode` of SELinux or AppArmor labels for guests: auto, if the host enforces one; require, guests do not start without; off")
-	f.BoolVar(&o.cores, "core-scheduling", false, "never run two guests on one processor core at the same time, against leaks between its threads; costs processor time")
-	f.StringVar(&o.tls, "tls", "", "`address` that clients of other hosts connect to with certificates, such as :16514; empty: no such listener")
-	f.StringVar(&o.apiTLS, "api-tls", "", "`address` like --tls for clients of Lodge's own API, such as :16515; empty: no such listener")
+	f.StringVar(&o.isolation, "isolation", "on", "`mode` of QEMUs. on: each as its own user in its own sandbox; off, for debugging: as the daemon itself")
+	f.StringVar(&o.users, "guest-users", "", "`range` of user numbers (UIDs) that QEMUs run as, FIRST-LAST (default: 8192 numbers from 1879048192, which systemd leaves unused)")
+	f.StringVar(&o.auth, "auth", authAuto, "`method` that admits users of this host. group: members of --group; polkit: its policy for "+polkit.Manage+" and "+polkit.Monitor+"; auto: members of --group, others by polkit if the host has it")
+	f.StringVar(&o.labels, "security-labels", "auto", "`mode` of SELinux or AppArmor labels for guests. auto: if the host enforces them; require: no guest starts without one; off")
+	f.BoolVar(&o.cores, "core-scheduling", false, "never run two guests on one processor core at the same time, against leaks between threads of a core; costs processor time")
+	f.StringVar(&o.tls, "tls", "", "`address` for libvirt's clients of other hosts, with certificates, such as :16514 (default: none)")
+	f.StringVar(&o.apiTLS, "api-tls", "", "`address` for clients of Lodge's own API on other hosts, with certificates, such as :16515 (default: none)")
 	f.StringVar(&o.pki, "pki", "/etc/pki", "`directory` of the certificates, in libvirt's layout: CA/cacert.pem, CA/cacrl.pem, libvirt/servercert.pem, libvirt/private/serverkey.pem")
-	f.StringArrayVar(&o.tlsAllow, "tls-allow", nil, "`glob` of certificate subjects that may connect if there are no access rules; may be repeated; none: any trusted certificate")
-	f.BoolVar(&o.resumeOnRoom, "resume-on-room", true, "resume guests that were paused because the host's disk is full once there is space")
+	f.StringArrayVar(&o.tlsAllow, "tls-allow", nil, "`glob` of certificate subjects that may connect where there are no access rules; may be repeated (default: every trusted certificate)")
+	f.BoolVar(&o.resumeOnRoom, "resume-on-room", true, "resume guests that a full disk of the host paused, once there is space")
 	f.BoolVar(&o.rng, "give-rng", true, "give new guests a virtio-rng with /dev/urandom if their definitions have none")
 	f.StringVar(&o.level, "log-level", "info", "lowest `level` that is logged: debug, info, warn, error")
 	for _, handed := range []*cobra.Command{storeCommand(), importCommand(), probeCommand()} {
@@ -98,6 +98,7 @@ func command() *cobra.Command {
 		c.AddCommand(handed)
 	}
 	c.CompletionOptions.DisableDefaultCmd = true
+	c.SetUsageTemplate(cli.UsageTemplate)
 	return c
 }
 

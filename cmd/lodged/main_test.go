@@ -27,7 +27,7 @@ func TestHandedCommands_TakeGlobalFlags(t *testing.T) {
 		{append(append([]string{"store"}, global...), "check", "--data", nowhere), nowhere},
 		{append([]string{"store", "check", "--data", nowhere}, global...), nowhere},
 		{append(append([]string{"probe"}, global...), nowhere), nowhere},
-		{append(append([]string{"import"}, global...), nowhere), "log in there"},
+		{append(append([]string{"import"}, global...), nowhere), "log in on the other host"},
 		{[]string{"import", "--pki", "p", "--socket", filepath.Join(nowhere, "lodge.sock"), nowhere}, filepath.Join(nowhere, "libvirt-sock")},
 	} {
 		out, err := lodged(t, c.args...)

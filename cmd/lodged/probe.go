@@ -17,9 +17,9 @@ func probeCommand() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "probe [BINARY]",
-		Short: "Find out what this host's QEMU can do, by trying",
-		Long: `Ask a QEMU binary what it can do, and run a small guest under each accelerator
-to see whether guests really run on this host. Takes a few seconds, and changes
+		Short: "Try which features of QEMU work on this host",
+		Long: `Ask a QEMU binary for its features, and run a small guest under each accelerator
+to see whether guests really run on this host. This takes a few seconds, and changes
 nothing.`,
 		Args: cli.Wants(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -64,7 +64,7 @@ Extras:{{range .Facts}} {{.}}{{end}}
 
 func showCapabilities(w io.Writer, c *qemucaps.Capabilities) error {
 	if err := capabilities.Execute(w, c); err != nil {
-		return fmt.Errorf("cannot show what was found: %w", err)
+		return fmt.Errorf("cannot show the features: %w", err)
 	}
 	return nil
 }

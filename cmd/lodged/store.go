@@ -17,7 +17,7 @@ import (
 func storeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "store",
-		Short: "Check, repair and export what a daemon keeps on disk",
+		Short: "Check, repair and export the store of a daemon",
 		Args:  cli.Wants(cobra.NoArgs),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -26,9 +26,9 @@ func storeCommand() *cobra.Command {
 	c.AddCommand(
 		&cobra.Command{
 			Use:   "check",
-			Short: "Look all records through, and say which are bad",
-			Long: `Look through the store of a data directory, and say which records are bad. Nothing
-is changed, and a daemon may run meanwhile. The exit status is 0 when the store is
+			Short: "Check all records, and list bad ones",
+			Long: `Check all records of the store of a data directory, and list bad ones. Nothing is
+changed, and a daemon may run meanwhile. The exit status is 0 when the store is
 whole, 1 when something is wrong with it, and 2 when it cannot be read at all.`,
 			Args: cli.Wants(cobra.NoArgs),
 			RunE: func(c *cobra.Command, _ []string) error {
@@ -41,14 +41,14 @@ whole, 1 when something is wrong with it, and 2 when it cannot be read at all.`,
 		},
 		&cobra.Command{
 			Use:   "repair",
-			Short: "Make a new store of all that can be read, and keep the old file beside it",
-			Long: `Make a new store of all records that can be read, with those that are found outside
-of their place, and keep the old file beside it. A store that is whole is left
-alone. No daemon may use the directory: stop it first; its guests run on.
+			Short: "Make a new store of all readable records, and keep the old file beside it",
+			Long: `Make a new store of all readable records, also those that the damaged file no longer
+lists, and keep the old file beside it. A store that is whole is left alone. Stop
+the daemon first; its guests run on.
 
-Guests whose definition cannot be read, and that run or have a managed save, are
-defined again by the next daemon, from its run directory and the saved images. It
-removes no saved image while a damaged file lies in the data directory.`,
+A guest without a readable definition is not lost if it runs or has a managed save:
+the next daemon defines it again from its run record or saved image. Until the damaged
+file is removed from the data directory, no saved image is removed.`,
 			Args: cli.Wants(cobra.NoArgs),
 			RunE: func(c *cobra.Command, _ []string) error { return repair(c.OutOrStdout(), data) },
 		},
@@ -57,10 +57,10 @@ removes no saved image while a damaged file lies in the data directory.`,
 			Short: "Write all definitions as plain libvirt XML",
 			Long: `Write the definitions of all domains, networks and pools, and of secrets without
 their values, as plain libvirt XML into a new directory, laid out as /etc/libvirt.
-A daemon may run meanwhile. lodge import takes such a directory.
+A daemon may run meanwhile. lodge import reads such a directory.
 
-The exit status is 0 when all is there, 1 when a definition could not be written or
-the store is damaged, and 2 when it cannot be read at all.`,
+The exit status is 0 when all definitions were written, 1 when one was not or the
+store is damaged, and 2 when the store cannot be read at all.`,
 			Args: cli.Wants(cobra.ExactArgs(1)),
 			RunE: func(c *cobra.Command, args []string) error { return export(c.OutOrStdout(), data, args[0]) },
 		},

@@ -223,7 +223,7 @@ func TestTheFirstInterruptCancelsAndTheStreamGoesOn(t *testing.T) {
 		s.Out = &interrupter{out: &bytes.Buffer{}, interrupts: interrupts, at: "web-1"}
 	})
 	<-interrupted
-	if status != WasCancelled || !strings.Contains(errs, "1 done, 1 cancelled") || !strings.Contains(errs, "what has begun goes on") {
+	if status != WasCancelled || !strings.Contains(errs, "1 done, 1 cancelled") || !strings.Contains(errs, "guests that have begun are finished") {
 		t.Errorf("status %d\n%s%s", status, out, errs)
 	}
 }
@@ -454,7 +454,7 @@ func TestADaemonThatDiesIsNamed(t *testing.T) {
 	d.die()
 	for stream.Receive() {
 	}
-	if ending, known := errors.AsType[*Ending](Failed(stream.Err())); !known || ending.Status != SomeFailed || !strings.Contains(ending.Text, "daemon has gone") {
+	if ending, known := errors.AsType[*Ending](Failed(stream.Err())); !known || ending.Status != SomeFailed || !strings.Contains(ending.Text, "the connection to the daemon broke") {
 		t.Errorf("got %v", stream.Err())
 	}
 }

@@ -88,7 +88,7 @@ func (c *Client) ShowStatus(ctx context.Context, collect, asJSON bool, out io.Wr
 		{"up", span(s.GetUptime().AsDuration())},
 		{"pid", fmt.Sprint(s.GetPid())},
 		{"guests", fmt.Sprintf("%d, %d of them active", s.GetGuests(), s.GetActive())},
-		{"clients", fmt.Sprintf("%d of libvirt's protocol, %d of this one", s.GetLibvirtClients(), s.GetApiClients())},
+		{"clients", fmt.Sprintf("%d of libvirt's protocol, %d of Lodge's API", s.GetLibvirtClients(), s.GetApiClients())},
 		{"sets under way", fmt.Sprint(s.GetSets())},
 		{"prepared", prepared(s.GetPrepared())},
 		{"isolation", isolation(s.GetIsolation())},
@@ -122,7 +122,7 @@ func prepared(all []*lodgev1.PreparedGuest) string {
 	for _, p := range all {
 		memory += p.GetMemory()
 	}
-	return fmt.Sprintf("%d guests, %s of memory of their own", len(all), size(memory))
+	return fmt.Sprintf("%d QEMUs, with %s of memory", len(all), size(memory))
 }
 
 // ShowTiles lists the tiles.

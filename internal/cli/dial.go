@@ -69,11 +69,11 @@ func (l line) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch {
 	case err == nil || r.Context().Err() != nil:
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
-		err = fault.New(fault.NotFound, fault.Host, "no daemon listens on %s: start lodged, or say with --socket where it listens", l.socket)
+		err = fault.New(fault.NotFound, fault.Host, "no daemon listens on %s; start lodged, or name its socket with --socket", l.socket)
 	case errors.Is(err, syscall.EACCES):
-		err = fault.New(fault.Denied, fault.Host, "%s is not for you: be root, or join the group that owns it", l.socket)
+		err = fault.New(fault.Denied, fault.Host, "no permission for %s; call lodge as root, or join the group that owns the socket", l.socket)
 	default:
-		err = fault.Wrap(err, fault.Failed, fault.Host, "who listens on %s does not answer as Lodge does, or has just stopped; its own API is on lodge.sock", l.socket)
+		err = fault.Wrap(err, fault.Failed, fault.Host, "the program on %s does not answer as Lodge, or has just stopped; name the socket lodge.sock of the daemon with --socket", l.socket)
 	}
 	return response, err
 }
@@ -110,7 +110,7 @@ func told(err error) (text, kind string) {
 		return known.Error(), known.Kind.String()
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) { // in the middle of a stream
-		return "the daemon has gone: the connection to it broke", fault.Failed.String()
+		return "the connection to the daemon broke; has it stopped?", fault.Failed.String()
 	}
 	failed, ok := errors.AsType[*connect.Error](err)
 	if !ok {

@@ -74,7 +74,7 @@ func printEvent(out io.Writer, m *lodgev1.WatchResponse) error {
 		}
 		line = strings.Join(words, " ")
 	case *lodgev1.WatchResponse_Gap:
-		line = time.Now().Format("15:04:05.000") + " -- events are missing here: " + lostCount(what.Gap.GetLost())
+		line = time.Now().Format("15:04:05.000") + " -- events were lost here: " + lostCount(what.Gap.GetLost())
 	default:
 		return nil
 	}
@@ -84,7 +84,7 @@ func printEvent(out io.Writer, m *lodgev1.WatchResponse) error {
 
 func lostCount(n uint64) string {
 	if n == 0 {
-		return "the daemon has restarted since"
+		return "the daemon was restarted"
 	}
-	return fmt.Sprintf("%d came faster than they were read", n)
+	return fmt.Sprintf("%d, because they were read too slowly", n)
 }

@@ -43,15 +43,15 @@ func exists(path string) bool {
 func (c Certificates) load(name string) (*tls.Config, error) {
 	text, err := os.ReadFile(c.Authority)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.NotFound, fault.Config, "cannot read whose certificates to trust; --pki says where they are")
+		return nil, fault.Wrap(err, fault.NotFound, fault.Config, "cannot read the authority's certificate; name its directory with --pki")
 	}
 	trusted := x509.NewCertPool()
 	if !trusted.AppendCertsFromPEM(text) {
-		return nil, fault.New(fault.Invalid, fault.Config, "%s has no certificate in it", c.Authority)
+		return nil, fault.New(fault.Invalid, fault.Config, "%s has no certificate", c.Authority)
 	}
 	own, err := tls.LoadX509KeyPair(c.Own, c.Key)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.NotFound, fault.Config, "cannot read the own certificate and its key; --pki says where they are")
+		return nil, fault.Wrap(err, fault.NotFound, fault.Config, "cannot read the client's certificate and key; name their directory with --pki")
 	}
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: trusted, Certificates: []tls.Certificate{own}, ServerName: name}, nil
 }
@@ -94,11 +94,11 @@ func (a afar) RoundTrip(r *http.Request) (*http.Response, error) {
 	_, stranger := errors.AsType[*tls.CertificateVerificationError](err)
 	switch {
 	case stranger:
-		err = fault.Wrap(err, fault.Denied, fault.Host, "%s does not show a certificate of this name by an authority that is trusted here", a.host)
+		err = fault.Wrap(err, fault.Denied, fault.Host, "%s shows no certificate for this name from a trusted authority (cacert.pem)", a.host)
 	case unreached != nil && unreached.Op == "dial":
-		err = fault.Wrap(err, fault.NotFound, fault.Host, "cannot reach a daemon on %s; lodged takes clients of other hosts where --api-tls says", a.host)
+		err = fault.Wrap(err, fault.NotFound, fault.Host, "cannot reach a daemon on %s; lodged listens there only with --api-tls", a.host)
 	default:
-		err = fault.Wrap(err, fault.Denied, fault.Host, "%s does not let this client in, or does not answer as Lodge does", a.host)
+		err = fault.Wrap(err, fault.Denied, fault.Host, "%s does not let this client in, or does not answer as Lodge", a.host)
 	}
 	return response, err
 }

@@ -142,11 +142,11 @@ func (f *following) show(r *lodgev1.Result) error {
 func (f *following) interrupt(ctx context.Context) error {
 	f.bar.clear()
 	if f.interrupted || f.plan.GetRun() == "" {
-		return &Ending{Status: WasCancelled, Text: "left at once: the daemon finishes what has begun, and begins nothing more"}
+		return &Ending{Status: WasCancelled, Text: "left at once; the daemon finishes the guests that have begun, and begins no others"}
 	}
 	f.interrupted = true
 	f.bar.note = "cancelled"
-	fmt.Fprintln(f.Err, "cancelling: what has begun goes on to its end, and nothing else begins (interrupt again to leave at once)")
+	fmt.Fprintln(f.Err, "cancelling: guests that have begun are finished, no others begin (interrupt again to leave at once)")
 	go func() { // ends with ctx at the latest; meanwhile results and interrupts go on
 		_, err := f.Client.Cancel(ctx, &lodgev1.CancelRequest{Run: f.plan.GetRun()})
 		f.cancelled <- err

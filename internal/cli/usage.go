@@ -38,6 +38,34 @@ func TakeGlobalFlags(c *cobra.Command) {
 	}
 }
 
+// UsageTemplate is cobra's, with the examples first. `lodge`, and the commands that it hands to `lodged`, use it.
+const UsageTemplate = `{{if .HasExample}}Examples:
+{{.Example}}
+
+{{end}}Usage:{{if .Runnable}}
+  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
+  {{.CommandPath}} COMMAND{{end}}{{if .Aliases}}
+
+Also called: {{range .Aliases}}{{.}} {{end}}{{end}}{{if .HasAvailableSubCommands}}{{$all := .Commands}}{{if eq (len .Groups) 0}}
+
+Commands:{{range $all}}{{if .IsAvailableCommand}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{else}}{{range $group := .Groups}}
+
+{{.Title}}{{range $all}}{{if eq .GroupID $group.ID}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
+
+Flags:
+{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableInheritedFlags}}
+
+Flags of every command:
+{{.InheritedFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .HasHelpSubCommands}}
+
+Topics, with lodge help TOPIC:{{range .Commands}}{{if .IsAdditionalHelpTopicCommand}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableSubCommands}}
+
+{{.CommandPath}} COMMAND --help explains a command.{{end}}
+`
+
 // Wants checks how many arguments a command was given, and says how it is called. For a
 // command with commands below it, it says which of them may have been meant.
 func Wants(arguments cobra.PositionalArgs) cobra.PositionalArgs {
@@ -46,14 +74,14 @@ func Wants(arguments cobra.PositionalArgs) cobra.PositionalArgs {
 		case err == nil:
 			return nil
 		case c.HasSubCommands():
-			text := fmt.Sprintf("there is no command %q; %s --help lists those there are", c.CommandPath()+" "+args[0], c.CommandPath())
+			text := fmt.Sprintf("there is no command %q; %s --help lists the commands", c.CommandPath()+" "+args[0], c.CommandPath())
 			c.SuggestionsMinimumDistance = 2 // letters that may be wrong
 			if alike := c.SuggestionsFor(args[0]); len(alike) > 0 {
-				text += " (is it " + strings.Join(alike, " or ") + "?)"
+				text += " (did you mean " + strings.Join(alike, " or ") + "?)"
 			}
 			return AsUnusable(errors.New(text))
 		default:
-			return AsUnusable(fmt.Errorf("%w; call it as: %s", err, c.UseLine()))
+			return AsUnusable(fmt.Errorf("%w; usage: %s", err, c.UseLine()))
 		}
 	}
 }

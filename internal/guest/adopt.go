@@ -377,7 +377,7 @@ func bury(r *machine.Registry, run *machine.Instance, rec *machine.InstanceRecor
 	if !started {
 		sc := scope.Daemon("a start that was cut off")
 		if g != nil {
-			sc = sc.Noting(g.View().Fences)
+			sc = sc.WithNotedFolders(g.View().Fences)
 		}
 		launch.DropHalfNVRAM(ctx, sc, run)
 	}

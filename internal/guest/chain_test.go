@@ -20,6 +20,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/host/volume"
 	"github.com/lodge-kvm/lodge/internal/mechanism/qemu"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
+	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
 )
 
 // chain makes qcow2 images that lie on each other, and gives the path of the topmost. Each has a megabyte of its
@@ -323,4 +324,34 @@ func TestCheckSoleUser(t *testing.T) {
 	refused(t, guest.CheckSoleUser(d.ctx(), g, "vda", 1, 2), fault.WrongState, `volume "thin" of pool "p" is backed by it`)
 	ok(t, pool.DeleteVolume(d.ctx(), scope.Daemon("a test"), "thin"))
 	ok(t, guest.CheckSoleUser(d.ctx(), g, "vda", 0, 2))
+}
+
+// TestCheckSoleUser_HeldClient: a client that may not open the files of other guests cannot change their data, and
+// does not learn their names.
+//
+// Promise: A1, A3
+func TestCheckSoleUser_HeldClient(t *testing.T) {
+	d := newDaemonOf(t, true)
+	top := d.chain("top", "mid", "base")
+	at := func(name string) string { return filepath.Join(d.dir, name) }
+	g := d.define(small("a", qcow2Disk(top, "vda")))
+	ok(t, launch.Start(d.ctx(), g, scope.Daemon("a test"), launch.StartOptions{}))
+	ok(t, os.Mkdir(at("others"), 0o755))
+	d.run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", at("mid"), at("others/top"))
+	b := d.define(small("hidden", qcow2Disk(at("others/top"), "vda")))
+	client := func(mayChange bool) scope.Scope {
+		return scopetest.Client(scopetest.Limits{Call: func(uuid string) error {
+			if uuid == b.UUID() && !mayChange {
+				return fault.New(fault.Denied, fault.Call, "no")
+			}
+			return nil
+		}}).Within([]string{at("mine")}).AlreadyAuthorized()
+	}
+	err := guest.CheckSoleUserFor(d.ctx(), g, client(false), "vda", 1, 2)
+	refused(t, err, fault.WrongState, `cannot change `+at("mid")+`: a domain that this client may not change uses it`)
+	if err != nil && (strings.Contains(err.Error(), "hidden") || strings.Contains(err.Error(), "others")) {
+		t.Errorf("the client learns of the other guest: %v", err)
+	}
+	refused(t, guest.CheckSoleUserFor(d.ctx(), g, client(true), "vda", 1, 2), fault.WrongState, `disk vda of domain "hidden" uses it`)
+	ok(t, guest.CheckSoleUserFor(d.ctx(), g, client(false), "vda", 0, 0))
 }

@@ -74,7 +74,7 @@ func TestARequestIsJudgedWhenItsTurnComes(t *testing.T) {
 	r := bareRegistry(t)
 	g := guestOf(t, r, claimedUUID, "")
 	var denied atomic.Bool
-	held := scope.Daemon("a test").Authorizing(func(uuid string) error {
+	held := scope.Daemon("a test").WithAuthorize(func(uuid string) error {
 		if uuid != claimedUUID || denied.Load() {
 			return fault.New(fault.Denied, fault.Call, "no")
 		}
@@ -328,7 +328,7 @@ func TestVariablesGoWithAGuestWhoseClientGoes(t *testing.T) {
 	}
 	g := guestOf(t, r, claimedUUID, vars)
 	ctx, leave := context.WithCancelCause(t.Context())
-	leaving := scope.Daemon("a test").Authorizing(func(string) error { leave(nil); return nil })
+	leaving := scope.Daemon("a test").WithAuthorize(func(string) error { leave(nil); return nil })
 	_ = Undefine(ctx, g, leaving, UndefineOptions{NVRAM: true}) // no client waits for the answer
 	awaitUndefined(r, t)
 	if _, err := os.Stat(vars); !errors.Is(err, os.ErrNotExist) {

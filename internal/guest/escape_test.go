@@ -121,7 +121,7 @@ func (t targets) attempts() map[string]func() error {
 	} else if t.HasTPM {
 		all["reach the store from a folder that it was given"] = func() error { return fromGiven(strings.Repeat("../", 10)+t.Store, unix.O_RDONLY) }
 		all["reach terminals from a folder that it was given"] = func() error {
-			if fromGiven("../ptys/ptmx", unix.O_PATH) == nil { // as the mould has them
+			if fromGiven("../ptys/ptmx", unix.O_PATH) == nil { // as the template has them
 				return nil
 			}
 			return fromGiven("../dev/pts/ptmx", unix.O_PATH)

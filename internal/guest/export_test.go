@@ -126,6 +126,11 @@ func TakeBackToRead(ctx context.Context, g *machine.Guest, number uint, path, fo
 
 // CheckSoleUser refuses what others have of the images of a disk, from one place in its chain to another.
 func CheckSoleUser(ctx context.Context, g *machine.Guest, target string, from, to int) error {
+	return CheckSoleUserFor(ctx, g, scope.Daemon("a test"), target, from, to)
+}
+
+// CheckSoleUserFor is CheckSoleUser for a client.
+func CheckSoleUserFor(ctx context.Context, g *machine.Guest, sc scope.Scope, target string, from, to int) error {
 	d := statistics.FindDiskByName(g.View().Active, target)
 	chain, err := provision.OpenShownFile(ctx, g.Reg, scope.Daemon("a test"), g.Live.Load(), g.View().Fences, d)
 	if err != nil {
@@ -136,5 +141,5 @@ func CheckSoleUser(ctx context.Context, g *machine.Guest, target string, from, t
 	if from > 0 {
 		above = chain[from-1].Path
 	}
-	return hotplug.CheckSoleUser(ctx, g, scope.Daemon("a test"), d, chain[from:to+1], above)
+	return hotplug.CheckSoleUser(ctx, g, sc, d, chain[from:to+1], above)
 }

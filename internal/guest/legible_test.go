@@ -29,7 +29,7 @@ func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 	unreadable := func(a machine.Affect) {
 		t.Helper()
 		for _, text := range []string{deep, wide} {
-			refused(t, guest.SetMetadata(d.ctx(), g, scope.Daemon("a test"), guest.Element, &text, "x", "http://x", a), fault.Invalid, "nobody can read")
+			refused(t, guest.SetMetadata(d.ctx(), g, scope.Daemon("a test"), guest.Element, &text, "x", "http://x", a), fault.Invalid, "could not be read again")
 		}
 	}
 	unreadable(machine.Affect{Config: true})
@@ -41,13 +41,13 @@ func TestWhatNoDaemonCouldReadIsRefused(t *testing.T) {
 	ok(t, err)
 	words := strings.Repeat("x", xmltree.MaxSize-len(running)-100)
 	ok(t, guest.SetMetadata(d.ctx(), g, scope.Daemon("a test"), guest.Description, &words, "", "", machine.Affect{Live: true}))
-	refused(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), `<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>`, machine.Affect{Live: true}), fault.Invalid, "nobody can read")
+	refused(t, hotplug.Attach(d.ctx(), g, scope.Daemon("a test"), `<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>`, machine.Affect{Live: true}), fault.Invalid, "could not be read again")
 
 	stored, err := domainxml.Format(long.View().Inactive, domainxml.Style{Secure: true})
 	ok(t, err)
 	words = strings.Repeat("x", xmltree.MaxSize-len(stored)+1)
 	ok(t, guest.SetMetadata(d.ctx(), long, scope.Daemon("a test"), guest.Description, &words, "", "", machine.Affect{Config: true}))
-	refused(t, launch.Start(d.ctx(), long, scope.Daemon("a test"), launch.StartOptions{}), fault.Invalid, "nobody can read")
+	refused(t, launch.Start(d.ctx(), long, scope.Daemon("a test"), launch.StartOptions{}), fault.Invalid, "could not be read again")
 	d.reopen(func() {})
 	d.settle(d.again(g), domain.Running)
 	d.settle(d.again(long), domain.ShutOff)

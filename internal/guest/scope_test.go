@@ -15,6 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
+	"github.com/lodge-kvm/lodge/internal/word/scope/scopetest"
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
@@ -100,5 +101,30 @@ func TestVerbs_RefuseTheZeroScope(t *testing.T) {
 	}
 	if all := d.All(); len(all) != 1 || all[0].Name() != "there" || all[0].View().State.Active() {
 		t.Errorf("there are %d guests", len(all))
+	}
+}
+
+// TestVerbs_RightLost: the calls that do not go through a guest's loop ask for the right themselves, too.
+//
+// Promise: A1
+func TestVerbs_RightLost(t *testing.T) {
+	d := newDaemon(t)
+	g := d.define(small("there"))
+	ctx, lost := d.ctx(), scopetest.Client(scopetest.Limits{Call: func(uuid string) error {
+		if uuid != g.UUID() {
+			t.Errorf("asked about %s", uuid)
+		}
+		return fault.New(fault.Denied, fault.Call, "no")
+	}})
+	second := func(_ any, err error) error { return err }
+	for verb, err := range map[string]error{
+		"console": second(console.OpenConsole(ctx, g, lost, "", machine.ConsoleOptions{})),
+		"channel": second(console.OpenChannel(ctx, g, lost, "", machine.ConsoleOptions{})),
+		"monitor": second(g.MonitorCommand(ctx, lost, "info status", true)),
+		"agent":   second(provision.AgentCommand(ctx, g, lost, `{"execute":"guest-ping"}`, 0)),
+	} {
+		if !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", verb, err)
+		}
 	}
 }

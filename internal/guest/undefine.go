@@ -78,7 +78,7 @@ func newUndefinition(ctx context.Context, g *machine.Guest, sc scope.Scope, o Un
 		return nil, err
 	}
 	if o.NVRAM && u.found != "" {
-		u.NVRAM, u.Held = u.found, sc.Noting(g.View().Fences).FoldersOf(u.found)
+		u.NVRAM, u.Held = u.found, sc.WithNotedFolders(g.View().Fences).FoldersFor(u.found)
 	}
 	if def := g.View().Inactive; def != nil && !o.KeepTPM && (o.TPM || !launch.KeepsTPM(def)) {
 		_, err := os.Stat(provision.TPMState(g.Reg, g.Identity))

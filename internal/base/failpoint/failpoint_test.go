@@ -102,7 +102,7 @@ func TestReach_WaitsUntilDisarmed(t *testing.T) {
 
 // A shipped daemon's points are empty, whatever its environment says.
 // Promise: F2
-func TestPointsAreEmptyUnlessBuiltIn(t *testing.T) {
+func TestReach_NotBuiltIn(t *testing.T) {
 	if Built {
 		t.Skip("built with the tag failpoints")
 	}

@@ -133,8 +133,8 @@ func TestDo_ContextWithoutFlow(t *testing.T) {
 	}
 }
 
-// TestDo_PlacesAreBounded: many jobs arrive, give up and end.
-func TestDo_PlacesAreBounded(t *testing.T) {
+// TestDo_ManyFlows: many jobs arrive, give up and end.
+func TestDo_ManyFlows(t *testing.T) {
 	const places = 3
 	ts := New(places)
 	var inside, most atomic.Int32

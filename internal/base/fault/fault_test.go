@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func TestOutermostKindWins(t *testing.T) {
+func TestOf_OutermostKind(t *testing.T) {
 	inner := New(NotFound, Volume, "no volume %q", "root.qcow2")
 	outer := Wrap(inner, Invalid, Config, "cannot start %q", "web1")
 	err := fmt.Errorf("cannot answer: %w", outer)
@@ -23,7 +23,7 @@ func TestOutermostKindWins(t *testing.T) {
 	}
 }
 
-func TestPlainErrors(t *testing.T) {
+func TestOf_PlainErrors(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want Kind
@@ -42,7 +42,7 @@ func TestPlainErrors(t *testing.T) {
 	}
 }
 
-func TestWrapKeepsTheCauseAndNil(t *testing.T) {
+func TestWrap_CauseAndNil(t *testing.T) {
 	if Wrap(nil, Failed, Host, "x") != nil {
 		t.Fatal("wrapping nil made an error")
 	}
@@ -51,7 +51,7 @@ func TestWrapKeepsTheCauseAndNil(t *testing.T) {
 	}
 }
 
-func TestEveryKindAndSubjectHasAName(t *testing.T) {
+func TestString_EveryKindAndSubject(t *testing.T) {
 	if len(kindNames) != int(Failed)+1 || len(subjectNames) != int(File)+1 {
 		t.Fatal("a kind or subject has no name")
 	}

@@ -14,10 +14,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Entry is one action of a client: done, tried, or refused at the door.
+// Entry is one call of a client: completed, failed or refused. A client that is not admitted has one, too.
 type Entry struct {
 	Principal Principal
-	// API is the API of the call, Call the name of the call there.
+	// API is "libvirt" or "lodge"; Call is the name of the call there.
 	API, Call  string
 	Permission Permission
 	Resource   Resource
@@ -30,34 +30,35 @@ type Entry struct {
 
 // Bounds of the audit.
 const (
-	auditQueue = 8192     // entries that wait to be written; more are counted as lost
-	auditText  = 256      // bytes of a name that a client gave
-	auditFile  = 64 << 20 // bytes of the audit's own file; one older file is kept
+	maxAuditQueue = 8192     // entries that wait to be written; more are counted as lost
+	maxAuditText  = 256      // bytes of a name that a client gave
+	maxAuditFile  = 64 << 20 // bytes of the audit's own file; one older file is kept
 	// Refusals and failures of one client that each get a line, if less than a minute lies between them; more
 	// are counted. They cost the client nothing, and would push older entries out of the file.
-	auditRefusals = 1000
+	maxAuditRefusals = 1000
 )
 
-// Audit writes one line for each change and each refusal. No caller waits for it: entries beyond the queue are
-// counted, and the count is written. A nil audit writes nothing.
+// Audit writes one line for each change and each refusal. No caller waits for it: entries that do not fit into the
+// queue are counted, and the count is written. A nil Audit writes nothing.
 type Audit struct {
 	log   *slog.Logger // the daemon's log
-	own   *ownFile     // nil: no file was asked for
+	file  *rotatedFile // nil: no file was asked for
 	queue chan Entry
 	lost  atomic.Int64
-	// refused are the clients with repeated refusals or failures; unsaid counts their calls without a line.
+	// refused counts the refusals and failures of each client; unsaid counts its calls beyond the bound, which get no
+	// line.
 	refused lockout
 	unsaid  atomic.Int64
 	stop    chan struct{} // closed by Close
 	done    chan struct{}
 }
 
-// OpenAudit writes into the daemon's log, and into a file if there is a path.
+// OpenAudit writes into the daemon's log, and into the file at path unless path is empty.
 func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
-	a := &Audit{log: log, queue: make(chan Entry, auditQueue), stop: make(chan struct{}), done: make(chan struct{}), refused: lockout{limit: auditRefusals}}
+	a := &Audit{log: log, queue: make(chan Entry, maxAuditQueue), stop: make(chan struct{}), done: make(chan struct{}), refused: lockout{limit: maxAuditRefusals}}
 	if path != "" {
-		a.own = &ownFile{path: path}
-		if err := a.own.open(); err != nil {
+		a.file = &rotatedFile{path: path}
+		if err := a.file.open(); err != nil {
 			return nil, err
 		}
 	}
@@ -65,15 +66,15 @@ func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
 	return a, nil
 }
 
-// freeKinds are the kinds of errors of calls that were refused before they did any work.
-var freeKinds = []fault.Kind{fault.Denied, fault.Invalid, fault.Unsupported, fault.NotFound, fault.Exists, fault.WrongState, fault.NoCapacity, fault.Busy}
+// refusalKinds are the errors of calls that ended before they did any work.
+var refusalKinds = []fault.Kind{fault.Denied, fault.Invalid, fault.Unsupported, fault.NotFound, fault.Exists, fault.WrongState, fault.NoCapacity, fault.Busy}
 
 // Note queues an entry. An allowed call that only reads is left out.
 func (a *Audit) Note(e Entry) {
 	if a == nil || e.Err == nil && !e.Permission.changes() && !e.Login {
 		return
 	}
-	if e.Err != nil && !e.Principal.Trusted() && slices.Contains(freeKinds, fault.Of(e.Err)) {
+	if e.Err != nil && !e.Principal.Trusted() && slices.Contains(refusalKinds, fault.Of(e.Err)) {
 		who := e.Principal.String()
 		if !e.Principal.Local && e.Principal.Subject == "" {
 			who = origin(e.Principal.Address)
@@ -94,8 +95,8 @@ func (a *Audit) Note(e Entry) {
 
 // Reopen opens the file again after it was moved away, for log rotation.
 func (a *Audit) Reopen() {
-	if a != nil && a.own != nil {
-		a.own.moved.Store(true)
+	if a != nil && a.file != nil {
+		a.file.moved.Store(true)
 	}
 }
 
@@ -106,17 +107,17 @@ func (a *Audit) Close() error {
 	}
 	close(a.stop)
 	<-a.done
-	if a.own == nil {
+	if a.file == nil {
 		return nil
 	}
-	return a.own.f.Close()
+	return a.file.f.Close()
 }
 
 func (a *Audit) write() {
 	defer close(a.done)
 	handlers := []slog.Handler{a.log.Handler()}
-	if a.own != nil {
-		handlers = append(handlers, slog.NewTextHandler(a.own, nil))
+	if a.file != nil {
+		handlers = append(handlers, slog.NewTextHandler(a.file, nil))
 	}
 	out := slog.New(slog.NewMultiHandler(handlers...))
 	for {
@@ -133,9 +134,9 @@ func (a *Audit) write() {
 		}
 		a.writeCounts(out)
 		out.LogAttrs(context.Background(), slog.LevelInfo, "audit", e.attrs()...)
-		if a.own != nil && a.own.failed != nil {
-			a.log.Error("audit file not written; entries are in this log only", "error", a.own.failed)
-			a.own.failed = nil
+		if a.file != nil && a.file.failed != nil {
+			a.log.Error("audit file not written; entries are in this log only", "error", a.file.failed)
+			a.file.failed = nil
 		}
 	}
 }
@@ -150,7 +151,7 @@ func (a *Audit) writeCounts(out *slog.Logger) {
 	}
 }
 
-// attrs are the attributes of the line. The handler quotes them, so a name cannot start a line of its own.
+// attrs returns the attributes of the line. The handler quotes them, so a line break in a name starts no new line.
 func (e Entry) attrs() []slog.Attr {
 	attrs := []slog.Attr{slog.String("api", e.API)}
 	if e.Principal.Local {
@@ -169,7 +170,8 @@ func (e Entry) attrs() []slog.Attr {
 	return attrs
 }
 
-// result is the kind of the error without its text, which may quote input of the client.
+// result returns "ok" or the kind of the error. The text of the error is left out: it may quote a document of the
+// client.
 func (e Entry) result() string {
 	if e.Err == nil {
 		return "ok"
@@ -177,23 +179,24 @@ func (e Entry) result() string {
 	return fault.Of(e.Err).String()
 }
 
+// shortened cuts a text to maxAuditText bytes.
 func shortened(text string) string {
-	if len(text) > auditText {
-		return text[:auditText] + "..." // a copy, so that the long text can be freed
+	if len(text) > maxAuditText {
+		return text[:maxAuditText] + "..." // a copy, so that the long text can be freed
 	}
 	return text
 }
 
-// ownFile is the audit's own file. Only the writing goroutine uses it.
-type ownFile struct {
+// rotatedFile is the audit's own file. Only the writing goroutine uses it, except for moved.
+type rotatedFile struct {
 	path   string
 	f      *os.File
 	size   int64
-	moved  atomic.Bool
-	failed error // the error of the last write, until it was reported
+	moved  atomic.Bool // another program renamed the file, so it must be opened again
+	failed error       // the error of the last write, until it was reported
 }
 
-func (o *ownFile) open() error {
+func (o *rotatedFile) open() error {
 	f, err := os.OpenFile(o.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return fault.Wrap(err, fault.Failed, fault.Host, "cannot write the audit")
@@ -210,8 +213,8 @@ func (o *ownFile) open() error {
 }
 
 // Write writes one line, in a new file if the old one is full or was moved.
-func (o *ownFile) Write(line []byte) (int, error) {
-	if o.size+int64(len(line)) > auditFile {
+func (o *rotatedFile) Write(line []byte) (int, error) {
+	if o.size+int64(len(line)) > maxAuditFile {
 		if err := os.Rename(o.path, o.path+".0"); err == nil {
 			o.moved.Store(true)
 		}

@@ -70,7 +70,7 @@ func TestAudit_RepeatedRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 		no, idle := fault.New(fault.Denied, fault.Call, "no"), fault.New(fault.WrongState, fault.Domain, "not running")
-		for i := range 3 * auditRefusals {
+		for i := range 3 * maxAuditRefusals {
 			err := no
 			if i%2 == 0 {
 				err = idle
@@ -87,7 +87,7 @@ func TestAudit_RepeatedRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := log.String()
-		if n := strings.Count(text, "uid=1001 pid=7 call=Act verb=open"); n != auditRefusals {
+		if n := strings.Count(text, "uid=1001 pid=7 call=Act verb=open"); n != maxAuditRefusals {
 			t.Errorf("%d refusals have a line", n)
 		}
 		unsaid := 0
@@ -98,7 +98,7 @@ func TestAudit_RepeatedRefusals(t *testing.T) {
 			}
 			unsaid += n
 		}
-		if unsaid != 2*auditRefusals {
+		if unsaid != 2*maxAuditRefusals {
 			t.Errorf("%d refusals are counted", unsaid)
 		}
 		for _, part := range []string{"domain 'done'", "uid=1002", "address=10.0.0.9:1", "call=later", `call="half done"`} {

@@ -50,16 +50,16 @@ func TestLockout_Bounded(t *testing.T) {
 			s.fail(fmt.Sprint(i))
 			<-time.After(time.Millisecond)
 		}
-		if len(s.by) != maxTracked {
-			t.Errorf("%d are remembered", len(s.by))
+		if len(s.clients) != maxTracked {
+			t.Errorf("%d are remembered", len(s.clients))
 		}
-		if _, there := s.by["0"]; there {
+		if _, there := s.clients["0"]; there {
 			t.Error("the first is not forgotten")
 		}
 		<-time.After(lockoutTime)
 		s.fail("last")
-		if len(s.by) > maxTracked {
-			t.Errorf("%d are remembered", len(s.by))
+		if len(s.clients) > maxTracked {
+			t.Errorf("%d are remembered", len(s.clients))
 		}
 	})
 }
@@ -97,24 +97,24 @@ func TestPrincipal_Owner(t *testing.T) {
 // Promise: A9
 func TestReceive_HandshakesPerAddress(t *testing.T) {
 	r := NewAuthenticator(nil, nil, nil, slog.New(slog.DiscardHandler))
-	for range maxShakingEach {
-		if err := r.begin("a"); err != nil {
+	for range maxHandshakesEach {
+		if err := r.beginHandshake("a"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := r.begin("a"); !IsOverLimit(err) {
+	if err := r.beginHandshake("a"); !IsOverLimit(err) {
 		t.Errorf("one too many from an address: %v", err)
 	}
-	for i := range maxShaking - maxShakingEach {
-		if err := r.begin(fmt.Sprint(i)); err != nil {
+	for i := range maxHandshakes - maxHandshakesEach {
+		if err := r.beginHandshake(fmt.Sprint(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := r.begin("b"); !IsOverLimit(err) {
+	if err := r.beginHandshake("b"); !IsOverLimit(err) {
 		t.Errorf("one too many in all: %v", err)
 	}
-	r.end("a")
-	if err := r.begin("b"); err != nil {
+	r.endHandshake("a")
+	if err := r.beginHandshake("b"); err != nil {
 		t.Errorf("where one has ended: %v", err)
 	}
 }

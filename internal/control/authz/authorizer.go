@@ -32,7 +32,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Authorizer decides by the current rules. A nil Authorizer has none.
+// Authorizer decides what clients may do, by the current rules. A nil Authorizer has no rules, so every admitted
+// client may do everything.
 type Authorizer struct {
 	Config
 	rules atomic.Pointer[Rules] // nil: every admitted client may do everything
@@ -40,15 +41,15 @@ type Authorizer struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced when the rules change
 
-	shares reservations
-	// routeInto is network.RouteInto, or a test's.
+	reserved reservations
+	// routeInto is network.RouteInto; tests replace it.
 	routeInto func(p netip.Prefix, but string) (device string, err error)
 }
 
 // New makes an Authorizer, and refuses invalid rules.
 func New(c Config) (*Authorizer, error) {
 	g := &Authorizer{Config: c, changed: make(chan struct{}), routeInto: network.RouteInto}
-	g.shares.there = g.sameKind
+	g.reserved.existing = g.objectsLike
 	if c.File == "" {
 		return g, nil
 	}
@@ -74,8 +75,8 @@ func (g *Authorizer) Reload() error {
 	return nil
 }
 
-// Changed is closed at the next change of the rules: a permission that outlives one call must be checked
-// again. A nil channel never closes.
+// Changed returns a channel that is closed at the next change of the rules. A permission that outlives one call, such
+// as that of a stream, must then be checked again. A nil channel never closes.
 func (g *Authorizer) Changed() <-chan struct{} {
 	if g == nil {
 		return nil
@@ -85,7 +86,7 @@ func (g *Authorizer) Changed() <-chan struct{} {
 	return g.changed
 }
 
-// HasRules says whether there are rules; then they decide, and the socket's group does not.
+// HasRules says whether there are rules. With rules the socket's group no longer admits a client.
 func (g *Authorizer) HasRules() bool { return g != nil && g.rules.Load() != nil }
 
 // Admit admits a client that some rule names.
@@ -116,7 +117,7 @@ func (g *Authorizer) Check(w Principal, v Permission, o Resource) error {
 	return g.rules.Load().Check(w, v, o)
 }
 
-// May is Check as a question, for lists.
+// May is Check without an error message, for lists.
 func (g *Authorizer) May(w Principal, v Permission, o Resource) bool {
 	if !g.HasRules() || w.Trusted() {
 		return true
@@ -125,7 +126,7 @@ func (g *Authorizer) May(w Principal, v Permission, o Resource) bool {
 	return yes
 }
 
-// Rule names the rule that allows an action; empty: none was needed.
+// Rule returns the name of the rule that allows an action; empty: none was needed.
 func (g *Authorizer) Rule(w Principal, v Permission, o Resource) string {
 	if !g.HasRules() {
 		return ""
@@ -137,17 +138,17 @@ func (g *Authorizer) Rule(w Principal, v Permission, o Resource) string {
 // Restricted says whether rules restrict the client, so that its documents must be checked.
 func (g *Authorizer) Restricted(w Principal) bool { return g.HasRules() && !w.Trusted() }
 
-// Guest is a guest as rules see it.
+// Guest returns the resource for a guest.
 func (g *Authorizer) Guest(of *guest.Guest) Resource { return GuestResource(g.Fleet.Of(of)) }
 
-// GuestResource is a guest of a set as rules see it. The labels are unknown while its first definition is under way, or
-// if its marks cannot be parsed.
+// GuestResource returns the resource for a guest of a set. The labels are unknown while its first definition is under
+// way, or if its marks cannot be parsed.
 func GuestResource(m fleet.Member) Resource {
-	return Resource{Kind: Guest, Name: m.View.Name, member: m, unmarked: m.View.Current() == nil || m.Problem != ""}
+	return Resource{Kind: Guest, Name: m.View.Name, member: m, labelsUnknown: m.View.Current() == nil || m.Problem != ""}
 }
 
-// GuestByUUID is Guest by UUID. Of a missing guest only the UUID is known, and only rules for everything cover
-// it.
+// GuestByUUID returns the resource for the guest with a UUID. A missing guest is a resource that only rules for
+// everything cover.
 func (g *Authorizer) GuestByUUID(uuid string) Resource {
 	if found, err := g.Guests.ByUUID(uuid); err == nil {
 		return g.Guest(found)
@@ -163,20 +164,20 @@ func (g *Authorizer) GuestByName(name string) Resource {
 	return Resource{Kind: Everything, Name: name}
 }
 
-// LimitPaths limits the paths that a call may open to the places of the rules: the header of an image may name
-// other files than the guest's definition does.
+// LimitPaths limits the paths that a call may open to the places of the rules. CheckDocument alone is not enough: the
+// header of an image may name other files than the guest's definition does.
 func (g *Authorizer) LimitPaths(sc scope.Scope, w Principal, v Permission, o Resource) scope.Scope {
 	if !g.Restricted(w) {
 		return sc
 	}
-	p := g.rules.Load().placesFor(g, w, v, o)
+	p := g.rules.Load().allowedUsesFor(g, w, v, o)
 	if p.Anywhere {
 		return sc
 	}
-	return sc.Within(p.Where)
+	return sc.Within(p.Places)
 }
 
-// Current is an object in its current state.
+// Current returns an object in its current state.
 func (g *Authorizer) Current(o Resource) Resource {
 	if o.Kind != Guest || o.member.View == nil {
 		return o
@@ -194,16 +195,16 @@ func (g *Authorizer) CanSeeEvent(w Principal, name, uuid string) bool {
 	return g.May(w, Read, now) && (now.Name == name || g.May(w, Read, g.Renamed(uuid, name)))
 }
 
-// Renamed is a guest as it would be under another name.
+// Renamed returns a guest as it would be under another name.
 func (g *Authorizer) Renamed(uuid, name string) Resource {
 	was := g.GuestByUUID(uuid)
 	o := NewGuest(name, uuid, was.member.Labels)
-	o.unmarked = was.unmarked
+	o.labelsUnknown = was.labelsUnknown
 	return o
 }
 
-// CheckMarks checks that a client may change a guest's marks, given as a document under its own prefix: it must have
-// the right to define the resulting guest. Marks that cannot be parsed count as none.
+// CheckMarks checks that a client may change a guest's marks to those of doc, a document under the prefix key. The
+// client must have the right to define the resulting guest. Marks that cannot be parsed count as none.
 func (g *Authorizer) CheckMarks(w Principal, uuid, key, doc string) error {
 	if !g.Restricted(w) {
 		return nil
@@ -215,14 +216,14 @@ func (g *Authorizer) CheckMarks(w Principal, uuid, key, doc string) error {
 	o := g.GuestByUUID(uuid)
 	marks, unread := fleet.ReadMarks(metadata) // none, with an error
 	made, rules := NewGuest(o.Name, uuid, marks.Labels), g.rules.Load()
-	made.unmarked = unread != nil
+	made.labelsUnknown = unread != nil
 	if err := rules.Check(w, Define, made); err != nil {
 		return err
 	}
-	return cmp.Or(rules.claims(w, marks, o), g.CheckPriority(w, marks.Priority, o))
+	return cmp.Or(rules.checkMarkedVolumes(w, marks, o), g.CheckPriority(w, marks.Priority, o))
 }
 
-// PoolByUUID is a pool as rules see it. Only rules for everything cover a missing one.
+// PoolByUUID returns the resource for a pool. Only rules for everything cover a missing one.
 func (g *Authorizer) PoolByUUID(uuid string) Resource {
 	if p, err := g.Pools.ByUUID(uuid); err == nil {
 		return Resource{Kind: Pool, Name: p.Name()}
@@ -230,7 +231,7 @@ func (g *Authorizer) PoolByUUID(uuid string) Resource {
 	return Resource{Kind: Everything, Name: uuid}
 }
 
-// NetworkByUUID is PoolByUUID for a network.
+// NetworkByUUID returns the resource for a network, as PoolByUUID.
 func (g *Authorizer) NetworkByUUID(uuid string) Resource {
 	if n, err := g.Networks.ByUUID(uuid); err == nil {
 		return Resource{Kind: Network, Name: n.Name()}
@@ -238,7 +239,8 @@ func (g *Authorizer) NetworkByUUID(uuid string) Resource {
 	return Resource{Kind: Everything, Name: uuid}
 }
 
-// CheckEverything checks that a client may do something with any file.
+// CheckEverything checks that a rule for everything, with images: any, gives the client a permission. what is the
+// object in the error.
 func (g *Authorizer) CheckEverything(w Principal, v Permission, what string) error {
-	return g.beyond(w, v, what)
+	return g.requireEverything(w, v, what)
 }

@@ -10,11 +10,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest"
 )
 
-// Kind is a sort of object that rules distinguish.
+// Kind is the kind of an object.
 type Kind int
 
-// The kinds. Everything is an object that no rule for named objects covers. Anything means that there is no
-// object, as for lists and facts of the host.
+// The kinds, and the rules that cover them:
+//
+//	Anything              no object, as for lists and facts of the host: every rule
+//	Everything            an object of no other kind, or a missing one: rules that name no objects
+//	Guest, Pool, Network  rules that name no objects, and rules with a matching name, label, UUID or tile
 const (
 	Anything Kind = iota
 	Everything
@@ -36,13 +39,13 @@ type Resource struct {
 	Found string
 	// member is a guest as selectors see it.
 	member fleet.Member
-	// unmarked says that the labels are unknown: no rule that depends on labels, or on their absence, covers
+	// labelsUnknown says that the labels are unknown: no rule that depends on labels, or on their absence, covers
 	// the object.
-	unmarked bool
+	labelsUnknown bool
 	// replaces says that the guest of a document already exists.
 	replaces bool
-	// written is the stored size of a network's definition in bytes.
-	written uint64
+	// definitionBytes is the stored size of a network's definition in bytes.
+	definitionBytes uint64
 }
 
 // String names the object in errors and in the audit.
@@ -72,13 +75,13 @@ func NewGuest(name, uuid string, labels fleet.Labels) Resource {
 // RemovedGuest is a guest that was removed; only its name is known.
 func RemovedGuest(name, uuid string) Resource {
 	o := NewGuest(name, uuid, nil)
-	o.unmarked = true
+	o.labelsUnknown = true
 	return o
 }
 
-// covers says whether the rule applies to an object.
+// covers says whether the rule applies to an object. The table is at Kind.
 func (r *rule) covers(o Resource) bool {
-	if !r.some {
+	if !r.namesObjects {
 		return true
 	}
 	switch o.Kind {
@@ -88,7 +91,7 @@ func (r *rule) covers(o Resource) bool {
 		return false
 	case Guest:
 		return slices.ContainsFunc(r.guests, func(s fleet.Selector) bool {
-			return s.Matches(o.member) && (!o.unmarked || !s.NeedsLabels())
+			return s.Matches(o.member) && (!o.labelsUnknown || !s.NeedsLabels())
 		})
 	case Pool:
 		return slices.ContainsFunc(r.pools, func(glob string) bool { return fleet.Matches(glob, o.Name) })
@@ -98,6 +101,7 @@ func (r *rule) covers(o Resource) bool {
 	return false
 }
 
+// isFor says whether the rule names the client.
 func (r *rule) isFor(w Principal) bool {
 	return slices.ContainsFunc(r.who, func(p matcher) bool { return p.is(w) })
 }
@@ -139,7 +143,7 @@ func (r *Rules) Check(w Principal, v Permission, o Resource) error {
 		w, v.phrase(), on, v, strings.Join(mine, ", "), r.path)
 }
 
-// visibleName is how an error names an object to a client that was refused.
+// visibleName returns the object's name for an error, unless the client must not learn the name.
 func (r *Rules) visibleName(w Principal, o Resource) string {
 	if _, sees := r.Allows(w, Read, o); sees || o.Found == "" {
 		return o.String()
@@ -147,7 +151,7 @@ func (r *Rules) visibleName(w Principal, o Resource) string {
 	return "the " + kindNames[o.Kind] + " " + o.Found
 }
 
-// phrase is the verb in a sentence before its object.
+// phrase returns the verb of an error, which stands before its object.
 func (v Permission) phrase() string {
 	switch v {
 	case Console, Agent, Monitor:
@@ -156,29 +160,29 @@ func (v Permission) phrase() string {
 		return "use volumes of"
 	case Pools, Networks, Filters, Secrets, Host:
 		return "manage " + v.String() + ":"
-	case Open, Read, Start, Stop, Define, Change, Save, Migrate, verbs:
+	case Open, Read, Start, Stop, Define, Change, Save, Migrate, permissionCount:
 	}
 	return v.String()
 }
 
-// AllowedPaths are the folders and pools where the files of a client's documents may lie, and the secrets that
-// they may use.
+// AllowedPaths are the folders and pools where the files that a client's documents name may lie, and the secrets
+// that the documents may use.
 type AllowedPaths struct {
 	Anywhere bool
-	Where    []string // folders, and pool:GLOB
+	Places   []string // folders, and pool:GLOB
 	Secrets  []string // globs of the secrets that may be used; with Anywhere all may
 }
 
-// Images merges the places of all rules that allow an action.
-func (r *Rules) Images(w Principal, v Permission, o Resource) AllowedPaths {
+// AllowedPaths returns the places of all rules that allow an action, together.
+func (r *Rules) AllowedPaths(w Principal, v Permission, o Resource) AllowedPaths {
 	if w.Trusted() {
 		return AllowedPaths{Anywhere: true}
 	}
 	var p AllowedPaths
 	for _, one := range r.list {
 		if one.may.has(v) && one.covers(o) && one.isFor(w) {
-			p.Anywhere = p.Anywhere || one.anywhere
-			p.Where = append(p.Where, one.images...)
+			p.Anywhere = p.Anywhere || one.anyFile
+			p.Places = append(p.Places, one.images...)
 			p.Secrets = append(p.Secrets, one.secrets...)
 		}
 	}

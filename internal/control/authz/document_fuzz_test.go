@@ -54,7 +54,7 @@ var bounds = []string{
 	"<memory model='nvdimm'><source><path>/srv/x</path></source><target><size unit='MiB'>1</size><node>0</node></target></memory>",
 }
 
-// FuzzDocument submits documents for a client that rules hold to some places. Accepted ones name nothing of
+// FuzzDocument submits documents for a restricted client. Accepted ones name nothing of
 // the host outside these places, checked by inspecting every word of the parsed definition.
 //
 // Promise: A3

@@ -26,7 +26,7 @@ func TestDocument_UncheckedPartsConcernOnlyTheGuest(t *testing.T) {
 	}
 	docs = slices.DeleteFunc(docs, func(doc string) bool { return filepath.Base(doc) == "unknown-ignored.xml" })
 	all := func(string) bool { return true }
-	held := walker{allowedUses{pools: []string{"*"}, joins: all, mingles: all, opens: func(use) bool { return false }, calls: all}}
+	held := walker{allowedUses{pools: []string{"*"}, mayJoin: all, mayAffect: all, mayOpen: func(use) bool { return false }, mayName: all}}
 	found := map[string]bool{}
 	for _, doc := range docs {
 		text, err := os.ReadFile(doc)
@@ -77,11 +77,11 @@ func (w walker) listFree(in, e *xmltree.Element, up string, found map[string]boo
 	if strings.HasPrefix(text, "/") {
 		e.Children = nil
 	}
-	if e.Name == "metadata" || w.check(in, e) != nil {
+	if e.Name == "metadata" || w.checkElement(in, e) != nil {
 		return
 	}
 	at := strings.TrimPrefix(up+"/"+e.Name, "/")
-	passes := func() bool { return w.check(in, e) == nil }
+	passes := func() bool { return w.checkElement(in, e) == nil }
 	for i := range e.Attrs {
 		if e.Attrs[i].Prefix == "xmlns" {
 			continue

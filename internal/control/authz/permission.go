@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Permission is the right to one sort of action.
+// Permission is the right to one kind of action. docs/access.md has the table for users.
 type Permission int
 
 // The permissions. Open is the zero value: the actions of every admitted client.
@@ -28,22 +28,23 @@ const (
 	Secrets             // define secrets, read and set their values
 	Host                // change the host: its devices, interfaces, memory, sleep
 	Monitor             // send QMP commands to QEMU, equal to root in all guests
-	verbs
+	permissionCount
 )
 
-var permissionNames = [verbs]string{
+var permissionNames = [permissionCount]string{
 	"open", "read", "start", "stop", "define", "change", "console", "agent", "save", "migrate",
 	"volumes", "pools", "networks", "filters", "secrets", "host", "monitor",
 }
 
 func (v Permission) String() string {
-	if v < 0 || v >= verbs {
+	if v < 0 || v >= permissionCount {
 		return fmt.Sprintf("verb(%d)", int(v))
 	}
 	return permissionNames[v]
 }
 
-// changes says whether the permission changes anything, or reveals what only some clients may see.
+// changes says whether calls with the permission are in the audit: they change something, or use a console, an agent
+// or a monitor.
 func (v Permission) changes() bool { return v > Read }
 
 // ofGuests says whether the permission applies to guests.
@@ -52,7 +53,7 @@ func (v Permission) ofGuests() bool { return v > Open && v < Volumes }
 // hostPermissions are the permissions that reach beyond any one object: a rule cannot give them for some objects.
 var hostPermissions = []Permission{Filters, Secrets, Host, Monitor}
 
-// everything is the word for all permissions in the file of rules.
+// everything is the word that stands for all permissions in the file of rules.
 const everything = "all"
 
 // ParsePermission finds a permission by its name in the file of rules.

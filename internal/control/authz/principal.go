@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/listener"
 )
 
-// Principal is a client's identity, from the kernel or from its certificate.
+// Principal is the identity of a client, from the kernel (SO_PEERCRED) or from its certificate.
 type Principal struct {
 	// Local says that it is a process of this host, Peer says which one.
 	Local bool
@@ -34,8 +34,8 @@ func (w Principal) String() string {
 	return fmt.Sprintf("%q", w.Subject)
 }
 
-// Owner is the party that shares of connections are counted for: a user, or another host. For root, which runs
-// services for others, it is the process.
+// Owner is the party that connections are counted for: a user, or another host. For root, which runs services for
+// others, it is the process.
 type Owner struct {
 	UID  uint32
 	PID  int32

@@ -37,14 +37,14 @@ type rule struct {
 	name string
 	who  []matcher
 	may  permissionSet
-	// some says that the rule covers only the objects named here; else it covers everything.
-	some     bool
-	guests   []fleet.Selector
-	pools    []string // globs
-	networks []string // globs
-	// anywhere says that definitions may name any file of the host. Otherwise images are the places for files.
-	anywhere bool
-	images   []string
+	// namesObjects says that the rule covers only the objects named below; otherwise it covers everything.
+	namesObjects bool
+	guests       []fleet.Selector
+	pools        []string // globs
+	networks     []string // globs
+	// anyFile says that definitions may name any file of the host. Otherwise images are the places for files.
+	anyFile bool
+	images  []string
 	// secrets are the secrets that definitions may use, as globs for UUIDs and for usages.
 	secrets []string
 	// quota bounds the total of the objects that the rule covers.
@@ -201,29 +201,35 @@ func items(node *yaml.Node, what string) ([]*yaml.Node, error) {
 	}
 	for _, item := range list {
 		if item.Kind != yaml.ScalarNode || item.Value == "" || item.Tag == "!!null" {
-			return nil, ruleError(item, "what stands under %q is no word", what)
+			return nil, ruleError(item, "the value of %q must be a word or a list of words", what)
 		}
 	}
 	return list, nil
 }
 
-// parts parse the value of each key of a rule.
-var parts = []struct {
-	key  string
-	take func(*rule, *yaml.Node) error
+// ruleKeys are the keys of a rule whose values are lists, with the function that adds one item to the rule.
+var ruleKeys = []struct {
+	key string
+	add func(*rule, *yaml.Node) error
 }{
-	{"who", (*rule).takeWho},
-	{"may", (*rule).takeMay},
-	{"guests", (*rule).takeGuests},
-	{"pools", func(r *rule, n *yaml.Node) error { r.some, r.pools = true, append(r.pools, n.Value); return nil }},
-	{"networks", func(r *rule, n *yaml.Node) error { r.some, r.networks = true, append(r.networks, n.Value); return nil }},
-	{"images", (*rule).takeImages},
+	{"who", (*rule).addClient},
+	{"may", (*rule).addPermission},
+	{"guests", (*rule).addGuests},
+	{"pools", func(r *rule, n *yaml.Node) error {
+		r.namesObjects, r.pools = true, append(r.pools, n.Value)
+		return nil
+	}},
+	{"networks", func(r *rule, n *yaml.Node) error {
+		r.namesObjects, r.networks = true, append(r.networks, n.Value)
+		return nil
+	}},
+	{"images", (*rule).addImages},
 	{"secrets", func(r *rule, n *yaml.Node) error { r.secrets = append(r.secrets, n.Value); return nil }},
 }
 
 func parseRule(node *yaml.Node) (*rule, error) {
 	known := []string{"name", atMost}
-	for _, p := range parts {
+	for _, p := range ruleKeys {
 		known = append(known, p.key)
 	}
 	given, err := fields(node, "a rule", known...)
@@ -234,7 +240,7 @@ func parseRule(node *yaml.Node) (*rule, error) {
 		return nil, ruleError(node, "a rule has no name; errors and the audit need one")
 	}
 	r := &rule{name: given["name"].Value}
-	for _, p := range parts {
+	for _, p := range ruleKeys {
 		if given[p.key] == nil {
 			continue
 		}
@@ -243,7 +249,7 @@ func parseRule(node *yaml.Node) (*rule, error) {
 			return nil, err
 		}
 		for _, item := range list {
-			if err := p.take(r, item); err != nil {
+			if err := p.add(r, item); err != nil {
 				return nil, err
 			}
 		}
@@ -254,49 +260,50 @@ func parseRule(node *yaml.Node) (*rule, error) {
 		}
 	}
 	err = r.check(node, given["images"] != nil)
-	if r.some && r.quota.definitions == 0 {
+	if r.namesObjects && r.quota.definitions == 0 {
 		r.quota.definitions = defaultDefinitions
 	}
 	return r, err
 }
 
+// check refuses a rule that is incomplete, or that gives more than its author may have meant.
 func (r *rule) check(node *yaml.Node, saysImages bool) error {
 	switch {
 	case len(r.who) == 0:
 		return ruleError(node, "rule %q does not say \"who\"; \"everyone\" is a word for it", r.name)
 	case r.may == 0:
 		return ruleError(node, "rule %q has no \"may\"; give some of: %s", r.name, givablePermissions())
-	case !r.some:
-		r.anywhere = r.anywhere || !saysImages
+	case !r.namesObjects:
+		r.anyFile = r.anyFile || !saysImages
 	}
-	if r.anywhere && len(r.secrets) > 0 {
+	if r.anyFile && len(r.secrets) > 0 {
 		return ruleError(node, "rule %q names \"secrets\", and lets definitions use any file of the host, and any secret with that; say \"images\", as folders or pools, too", r.name)
 	}
-	if err := r.quota.check(r, node); err != nil {
+	if err := r.quota.checkQuota(r, node); err != nil {
 		return err
 	}
 	for _, v := range hostPermissions {
-		if r.some && r.may.has(v) {
+		if r.namesObjects && r.may.has(v) {
 			return ruleError(node, "rule %q gives %q, which reaches beyond the guests, pools and networks that it names; put it into a rule without them", r.name, v)
 		}
 	}
 	return nil
 }
 
-func (r *rule) takeMay(node *yaml.Node) error {
+func (r *rule) addPermission(node *yaml.Node) error {
 	if node.Value == everything {
-		r.may = 1<<verbs - 1
+		r.may = 1<<permissionCount - 1
 		return nil
 	}
 	v, known := ParsePermission(node.Value)
 	if !known {
-		return ruleError(node, "%q is nothing that one may do; there are %s", node.Value, givablePermissions())
+		return ruleError(node, "%q is no right; the rights are %s", node.Value, givablePermissions())
 	}
 	r.may |= 1 << v
 	return nil
 }
 
-func (r *rule) takeGuests(node *yaml.Node) error {
+func (r *rule) addGuests(node *yaml.Node) error {
 	s, err := fleet.ParseSelector(node.Value)
 	if err != nil {
 		return ruleError(node, "%v", err)
@@ -304,14 +311,14 @@ func (r *rule) takeGuests(node *yaml.Node) error {
 	if s.NeedsState() {
 		return ruleError(node, "rules select guests by name, uuid, label and tile, which are known before a guest is made; %q uses another key", node.Value)
 	}
-	r.some, r.guests = true, append(r.guests, s)
+	r.namesObjects, r.guests = true, append(r.guests, s)
 	return nil
 }
 
-func (r *rule) takeImages(node *yaml.Node) error {
+func (r *rule) addImages(node *yaml.Node) error {
 	switch place := node.Value; {
 	case place == "any":
-		r.anywhere = true
+		r.anyFile = true
 	case strings.HasPrefix(place, "pool:") && len(place) > len("pool:"):
 		r.images = append(r.images, place)
 	case filepath.IsAbs(place) && filepath.Clean(place) == place && place != "/":
@@ -322,7 +329,7 @@ func (r *rule) takeImages(node *yaml.Node) error {
 	return nil
 }
 
-func (r *rule) takeWho(node *yaml.Node) error {
+func (r *rule) addClient(node *yaml.Node) error {
 	kind, value, _ := strings.Cut(node.Value, ":")
 	p := matcher{text: node.Value}
 	switch {

@@ -111,13 +111,13 @@ func TestRules_Images(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p := r.Images(user1(1002), Define, NewGuest("build-1", "", nil)); p.Anywhere || strings.Join(p.Where, " ") != "pool:build /srv/build" {
+	if p := r.AllowedPaths(user1(1002), Define, NewGuest("build-1", "", nil)); p.Anywhere || strings.Join(p.Places, " ") != "pool:build /srv/build" {
 		t.Errorf("builders: %+v", p)
 	}
-	if p := r.Images(user1(1002), Define, NewGuest("web-1", "", nil)); p.Anywhere || len(p.Where) > 0 {
+	if p := r.AllowedPaths(user1(1002), Define, NewGuest("web-1", "", nil)); p.Anywhere || len(p.Places) > 0 {
 		t.Errorf("a guest that is not theirs: %+v", p)
 	}
-	if p := r.Images(user1(1003), Define, NewGuest("web-1", "", nil)); !p.Anywhere {
+	if p := r.AllowedPaths(user1(1003), Define, NewGuest("web-1", "", nil)); !p.Anywhere {
 		t.Errorf("owners: %+v", p)
 	}
 }
@@ -142,7 +142,7 @@ func TestParseRules_Invalid(t *testing.T) {
 		rule("who: group:no-such-group-here\nmay: read"):                                     "line 4: there is no group",
 		rule("who: everyone\nmay: read\nguests: state=running"):                              "line 6: rules select guests by",
 		rule("who: everyone\nmay: read\nguests: []"):                                         "line 6: \"guests\" is empty",
-		rule("who: everyone\nmay: read\nguests: [[a]]"):                                      "line 6: what stands under",
+		rule("who: everyone\nmay: read\nguests: [[a]]"):                                      "line 6: the value of",
 		rule("who: everyone\nmay: define\nsecrets: [a]"):                                     "any secret with that",
 		rule("who: everyone\nmay: all\nguests: a"):                                           "which reaches beyond",
 		rule("who: everyone\nmay: read\nmay: all"):                                           "line 6: \"may\" comes twice",
@@ -155,7 +155,7 @@ func TestParseRules_Invalid(t *testing.T) {
 		rule("who: everyone\nmay: define\nat most: {memory: 64}"):                            "line 6: \"64\" is no size",
 		rule("who: everyone\nmay: read\nat most: {guests: 1}"):                               "gives no right to make or enlarge",
 		rule("who: everyone\nmay: define\nat most: {guests: 1}\nnetworks: a"):                "for guests but names no object",
-		rule("who: &a everyone\nmay: *a"):                                                    "is no word",
+		rule("who: &a everyone\nmay: *a"):                                                    "must be a word",
 		rule("who: everyone\nmay: read") + "\n  - name: x\n    who: everyone\n    may: read": "two rules",
 		"version: 1\nrules:\n\t- name: x":                                                    "line",
 

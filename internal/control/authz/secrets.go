@@ -8,15 +8,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// opens and opensFor mark secrets in a definition, by UUID and by the volume of their usage. The daemon gives
-// the secret's value to the guest's QEMU, or to qemu-img, which then decrypts any image that the client has a
-// copy of.
+// Roles of secrets, by UUID and by the volume of their usage. Both need a check: the daemon gives the secret's value
+// to the guest's QEMU, or to qemu-img, which then decrypts any image that the client has a copy of.
 const (
-	opens    = "secret"
-	opensFor = "secret for"
+	useSecret    = "secret"
+	useSecretFor = "secret for"
 )
 
-// secretUses are the secrets that an element names.
+// secretUses returns the secrets that an element names.
 func secretUses(e *xmltree.Element) (found []use) {
 	id, usage := "", ""
 	switch e.Name {
@@ -26,10 +25,10 @@ func secretUses(e *xmltree.Element) (found []use) {
 		id = e.Attr("secret") // for a TPM's state
 	}
 	if id != "" {
-		found = append(found, use{opens, normalUUID(id)})
+		found = append(found, use{useSecret, normalUUID(id)})
 	}
 	if usage != "" {
-		found = append(found, use{opensFor, usage})
+		found = append(found, use{useSecretFor, usage})
 	}
 	return found
 }
@@ -41,7 +40,7 @@ func (g *Authorizer) mayUseSecret(globs []string, u use) bool {
 		return false
 	}
 	d, err := g.Secrets.ByUUID(u.path)
-	if u.as == opensFor {
+	if u.role == useSecretFor {
 		d, err = g.Secrets.ByUsage(secret.Usage{Type: "volume", ID: u.path})
 	}
 	return err == nil && slices.ContainsFunc(globs, func(glob string) bool {
@@ -49,16 +48,16 @@ func (g *Authorizer) mayUseSecret(globs []string, u use) bool {
 	})
 }
 
-// checkDecrypt checks that a client may have a volume decrypted: a copy of it under another key would reveal its
-// data.
+// checkDecrypt checks that a client may have a volume of a pool decrypted with the secret id: a copy of the volume
+// under another key would reveal its data.
 func (g *Authorizer) checkDecrypt(w Principal, pool, id string) error {
 	rules := g.rules.Load()
 	if rules == nil {
 		return nil
 	}
-	places := rules.placesFor(g, w, Volumes, Resource{Kind: Pool, Name: pool})
-	if u := (use{opens, id}); !places.Anywhere && !places.opens(u) {
-		return places.refuse(u.as + " '" + id + "'")
+	places := rules.allowedUsesFor(g, w, Volumes, Resource{Kind: Pool, Name: pool})
+	if u := (use{useSecret, id}); !places.Anywhere && !places.mayOpen(u) {
+		return places.refuse(u.role + " '" + id + "'")
 	}
 	return nil
 }

@@ -10,31 +10,31 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// use is how a definition uses a path, a network or a secret. Reading and writing a file are different uses,
-// and so are different formats: a guest must not write a disk that it shares for reading, and its writes
-// into a raw disk must not be parsed as an image header.
-type use struct{ as, path string }
+// use is one use that a definition makes of the host: of a path, a network, a secret, a link or an address. role is
+// the element and how it uses the path. Reading and writing a file are different uses, and so are different formats:
+// a guest must not write a disk that it shares for reading, and its writes into a raw disk must not be parsed as an
+// image header.
+type use struct{ role, path string }
 
-// These mark uses that are not files. joins: a network that is joined. mingles: a network with other guests that
-// a setting affects. links: a link with a given name. listens: an address at which a display accepts
-// connections. speaks: the end of the agent's channel.
+// Roles of uses that are not files.
 const (
-	joins   = "network"
-	mingles = "network's others"
-	links   = "link"
-	listens = "listens"
-	speaks  = "speaks"
+	useNetwork         = "network"          // an interface joins it
+	useOthersOnNetwork = "network's others" // a setting of an interface affects the other guests on it
+	useLink            = "link"             // an interface gives its link on the host this name
+	useListen          = "listens"          // a display accepts connections at this address
+	useAgentChannel    = "speaks"           // the definition chooses the host's end of the guest agent's channel
 )
 
-// pathAttributes are the attributes with paths as values, and pathTexts the elements with paths as texts. A
-// relative path cannot be checked and is refused.
+// pathAttributes are the attributes with paths as values, and pathTexts are the elements with paths as text. A
+// relative path cannot be checked and is refused. A value that begins with a slash counts as a path in any attribute
+// or element.
 var (
 	pathAttributes = []string{"file", "path", "socket", "template", "evdev", "rendernode"}
 	pathTexts      = []string{"kernel", "initrd", "dtb", "loader", "nvram", "emulator", "path", "backend"}
 )
 
-// ownUses are the uses of paths by an element itself; in is its parent or nil. Device names inside the guest are
-// not paths of the host.
+// ownUses returns the uses of paths by an element itself, without its children; in is its parent or nil. Device names
+// inside the guest (<target>) are not paths of the host.
 func ownUses(in, e *xmltree.Element) []use {
 	if e.Name == "target" || e.Name == "cmdline" {
 		return nil
@@ -68,7 +68,7 @@ func isDisk(e *xmltree.Element) bool {
 	return e != nil && slices.Contains([]string{"disk", "backingStore", "mirror"}, e.Name)
 }
 
-// role says what an element uses its paths as.
+// role returns the role of an element's paths: the element, and how it uses them.
 func role(in, e *xmltree.Element) string {
 	as := e.Name
 	if in != nil {
@@ -105,16 +105,16 @@ func isNode(in, e *xmltree.Element) bool {
 // ofNode says whether the use is of a device of the host other than a disk. Symbolic links are not resolved
 // for it, so it must lie where only root can make links.
 func (u use) ofNode() bool {
-	return strings.Contains(u.as, " node@") || u.as == "backend" || strings.HasSuffix(u.as, "/backend")
+	return strings.Contains(u.role, " node@") || u.role == "backend" || strings.HasSuffix(u.role, "/backend")
 }
 
 // ofDisk says whether the use is of a disk's data.
 func (u use) ofDisk() bool {
-	return strings.HasPrefix(u.as, "disk/source") || strings.HasPrefix(u.as, "backingStore/source")
+	return strings.HasPrefix(u.role, "disk/source") || strings.HasPrefix(u.role, "backingStore/source")
 }
 
 // ofProgram says whether the use is a program that is run on the host.
-func (u use) ofProgram() bool { return u.as == "emulator" || strings.HasSuffix(u.as, "/emulator") }
+func (u use) ofProgram() bool { return u.role == "emulator" || strings.HasSuffix(u.role, "/emulator") }
 
 // hostFiles are the programs, the firmware and the devices of the host that every guest may use, by the kind of
 // use.
@@ -133,33 +133,33 @@ func (u use) isHostFile() bool {
 		return false
 	}
 	for as, globs := range hostFiles {
-		if (u.as == as || strings.HasSuffix(u.as, "/"+as)) && slices.ContainsFunc(globs, func(glob string) bool { return fleet.Matches(glob, u.path) }) {
+		if (u.role == as || strings.HasSuffix(u.role, "/"+as)) && slices.ContainsFunc(globs, func(glob string) bool { return fleet.Matches(glob, u.path) }) {
 			return true
 		}
 	}
 	return false
 }
 
-// uses are all uses in an element and inside it.
+// uses returns all uses by an element and its children.
 func uses(in, e *xmltree.Element) []use {
 	if e == nil || e.Name == "metadata" || e.Name == "description" || e.Name == "title" {
 		return nil
 	}
 	found := append(ownUses(in, e), secretUses(e)...)
 	if network := joinedNetwork(e); network != "" {
-		found = append(found, use{joins, network})
+		found = append(found, use{useNetwork, network})
 	}
 	if network := affectedNetwork(e); network != "" {
-		found = append(found, use{mingles, network})
+		found = append(found, use{useOthersOnNetwork, network})
 	}
 	if link := linkName(e); link != "" {
-		found = append(found, use{links, link})
+		found = append(found, use{useLink, link})
 	}
 	if address := listenAddress(e); address != "" {
-		found = append(found, use{listens, address})
+		found = append(found, use{useListen, address})
 	}
 	if end := agentSocket(e); end != "" {
-		found = append(found, use{speaks, end})
+		found = append(found, use{useAgentChannel, end})
 	}
 	for _, child := range e.Elements() {
 		found = append(found, uses(e, child)...)

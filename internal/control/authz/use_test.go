@@ -61,9 +61,9 @@ func builder(t *testing.T) (*Authorizer, Principal, Resource) {
 // Promise: A3
 func TestDocument_PathsByUse(t *testing.T) {
 	g, who, on := builder(t)
-	places := g.rules.Load().placesFor(g, who, Define, on)
-	places.known = g.named(on)
-	places.Where = append(places.Where, "/dev/serial", "/dev/shm")
+	places := g.rules.Load().allowedUsesFor(g, who, Define, on)
+	places.existing = g.currentUses(on)
+	places.Places = append(places.Places, "/dev/serial", "/dev/shm")
 	disk := func(kind, path, more string) string {
 		return "<disk type='file' device='disk'><driver name='qemu' type='" + kind + "'/><source file='" + path + "'/><target dev='vda' bus='virtio'/>" + more + "</disk>"
 	}
@@ -144,7 +144,7 @@ func TestDocument_PathsByUse(t *testing.T) {
 		{"another channel at a socket of its own places", "", strings.Replace(agent("<channel type='unix'><source mode='connect' path='/srv/build/agent'/>"), "org.qemu", "org.test", 1), true},
 		{"a way up", "", disk("raw", "/srv/build/../base.raw", "<readonly/>"), false},
 	} {
-		root, err := understood(definitionOf(t, c.os, c.devices))
+		root, err := normalized(definitionOf(t, c.os, c.devices))
 		if err != nil {
 			t.Fatalf("%s: %v", c.what, err)
 		}
@@ -218,7 +218,7 @@ func TestDocument_Program(t *testing.T) {
 // A client that defines networks can neither put guests on the host's links nor serve the host's files.
 //
 // Promise: A3
-func TestDocument_NetworkStaysOffHost(t *testing.T) {
+func TestDocument_NetworkOfHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte(`
 version: 1
 rules:
@@ -401,12 +401,12 @@ func TestDocument_MarksOfForeignVolumes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.claims(who, marks); (err == nil) != want {
+		if err := r.checkMarkedVolumes(who, marks); (err == nil) != want {
 			t.Errorf("marks with a volume of pool %s: %v", pool, err)
 		}
 		on := NewGuest("build-1", "", nil)
 		on.member.Marks = marks
-		if err := r.claims(who, marks, on); err != nil {
+		if err := r.checkMarkedVolumes(who, marks, on); err != nil {
 			t.Errorf("marks as they were: %v", err)
 		}
 	}
@@ -462,12 +462,12 @@ func TestDocument_UUIDOfInvisibleObject(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, told := range map[string]bool{"secret": false, "seen": true} {
-		err := r.owner(user1(1002), Pools, Resource{Kind: Pool, Name: name}, "mine", "u")
+		err := r.checkExisting(user1(1002), Pools, Resource{Kind: Pool, Name: name}, "mine", "u")
 		if !fault.Is(err, fault.Denied) || strings.Contains(err.Error(), name) != told {
 			t.Errorf("the UUID of %s: %v", name, err)
 		}
 	}
-	if err := r.owner(user1(1002), Pools, Resource{Kind: Pool, Name: "mine"}, "other", "u"); err != nil {
+	if err := r.checkExisting(user1(1002), Pools, Resource{Kind: Pool, Name: "mine"}, "other", "u"); err != nil {
 		t.Errorf("one's own: %v", err)
 	}
 
@@ -516,7 +516,7 @@ func TestDocument_UUIDOfInvisibleObject(t *testing.T) {
 // use the host's devices, volume groups or other hosts' exports.
 //
 // Promise: A3
-func TestDocument_PoolStaysOffHost(t *testing.T) {
+func TestDocument_PoolOfHost(t *testing.T) {
 	r, err := ParseRules("access.yaml", []byte("version: 1\nrules: [{name: poolers, who: \"user:1002\", may: [read, pools, volumes], pools: mine, images: /srv/mine}]\n"))
 	if err != nil {
 		t.Fatal(err)

@@ -127,7 +127,7 @@ func (s *Server) seesEvent(ctx context.Context, e *lodgev1.Event) bool {
 // fleet bounds how many clones and tiles are made at once.
 func (s *Server) scope(ctx context.Context, v authz.Permission, also ...authz.Permission) (_ scope.Scope, done func()) {
 	sc, done := s.Gate.Scope(caller(ctx), v, also...)
-	return sc.For(""), done
+	return sc.CountedFor(""), done
 }
 
 // restrict bounds a set by what its client may do to each guest, until done.

@@ -14,16 +14,15 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/xmltree"
 )
 
-// pass is one walk over a document and the values it stands for, in either
-// direction. Each element is described once, by a function that names its
+// pass is one walk over a document and its values, in either direction. Each element is described once, by a function that names its
 // attributes and children beside the fields they belong to; reading fills the
 // fields, writing fills the document, in the order of the description.
 type pass struct {
 	writing bool
 	style   Style
 	err     error // the first one; later ones are dropped
-	// strict reads what a user submits: what libvirt refuses is refused. What Lodge
-	// has stored is read as it was kept, so that a rule added later loses no guest.
+	// strict reads a document of a user: it refuses what libvirt refuses. A stored document
+	// is read without these rules, so that a rule added later loses no guest.
 	strict bool
 	// visited are the elements that a description has visited.
 	visited []*xmltree.Element
@@ -238,7 +237,7 @@ func positive[T number](n *node, attr string, p *T) {
 	}
 }
 
-// object describes a child that belongs to a value of its own.
+// object describes a child that has a separate value.
 func object[T any](n *node, name string, p **T, describe func(*node, *T)) {
 	present := *p != nil
 	n.inIf(name, &present, func(c *node) {
@@ -437,7 +436,7 @@ func textNum[T number](n *node, p *T) {
 	}
 }
 
-// parse reads a decimal or 0x number into whatever T holds.
+// parse reads a decimal or 0x number that fits into T.
 func parse[T number](n *node, attr, text string, p *T) {
 	digits, base := text, 10
 	if rest, ok := strings.CutPrefix(strings.ToLower(text), "0x"); ok {

@@ -15,17 +15,17 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Host is what completing a definition needs to know of the host's QEMU.
+// Host holds the facts about the host's QEMU that Complete needs.
 type Host struct {
 	// Canonical returns the versioned name of a machine that is an alias ("q35");
 	// nil leaves names as they are.
 	Canonical func(machine string) string
 	// Emulator is the QEMU binary of a guest that names none.
 	Emulator string
-	// CPUModel is what QEMU gives a guest that asks for no processor; empty leaves
-	// that unsaid.
+	// CPUModel is the model that QEMU gives a guest without a <cpu>; empty: none is
+	// filled in.
 	CPUModel string
-	// Random is where UUIDs and MAC addresses come from; nil is the system's source.
+	// Random is the source of UUIDs and MAC addresses; nil is the system's source.
 	Random io.Reader
 }
 
@@ -49,11 +49,11 @@ type completion struct {
 	d       *domain.Definition
 	host    *Host
 	chipset chipset
-	// there says which controllers there are.
+	// there are the controllers that exist.
 	there map[controllerPlace]bool
 }
 
-// chipset is what of the machine decides about devices.
+// chipset holds the properties of a machine type that decide about its devices.
 type chipset int
 
 const (
@@ -91,7 +91,7 @@ func (c *completion) random(n int) ([]byte, error) {
 	return b, nil
 }
 
-// uuid makes a random one, by RFC 4122.
+// uuid makes a random UUID, by RFC 4122.
 func (c *completion) uuid() (string, error) {
 	b, err := c.random(16)
 	if err != nil {
@@ -145,7 +145,7 @@ func (c *completion) identity() error {
 	return nil
 }
 
-// saidInSysInfo returns the UUID that the guest is to see of itself, or "".
+// saidInSysInfo returns the UUID in the definition's SMBIOS data, or "".
 func saidInSysInfo(d *domain.Definition) string {
 	if d.SysInfo != nil {
 		for _, e := range d.SysInfo.System {
@@ -230,8 +230,8 @@ func (c *completion) processors() error {
 	return c.cpu()
 }
 
-// completeDistances fills the table where a part of it was said: a distance is
-// the same both ways, 10 to the cell itself and 20 where nothing is known.
+// completeDistances fills the table of distances if the definition has a part of it: a
+// distance is the same both ways, 10 to the cell itself, and 20 by default.
 func completeDistances(cells []domain.Cell) {
 	said := map[[2]uint]uint{}
 	for _, from := range cells {

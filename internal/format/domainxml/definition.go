@@ -107,8 +107,8 @@ func (n *node) genID(d *domain.Definition) {
 	})
 }
 
-// MaxMemory is the most memory that a definition can have, in bytes: more KiB are not read back. Of a
-// limit libvirt says by it that there is none.
+// MaxMemory is the most memory that a definition can have, in bytes: a larger number of KiB cannot be read back.
+// libvirt also writes it as the value of a limit that is not set.
 const MaxMemory = 9007199254740991 << 10
 
 // limit describes an amount of memory; libvirt's largest value means "no limit".
@@ -121,7 +121,7 @@ func (n *node) limit(name string, p *uint64) {
 	}
 }
 
-// metadata is kept as text: it is the business of others.
+// metadata is kept as text: it belongs to other programs.
 func (n *node) metadata(p *string) {
 	if n.reading() {
 		if c := n.child("metadata"); c != nil {
@@ -142,8 +142,8 @@ func (n *node) metadata(p *string) {
 	n.e.Children = append(n.e.Children, e)
 }
 
-// ioThreads describes the count. Ids may be spelt out, as long as they are the
-// ones that the count gives.
+// ioThreads describes the count. A document may list the ids, if they are those of
+// the count: 1, 2 and so on.
 func (n *node) ioThreads(count *uint) {
 	leafNum(n, "iothreads", count)
 	if n.writing {
@@ -286,7 +286,7 @@ func describeSecLabel(n *node, l *domain.SecLabel) {
 		n.leaf("baselabel", &l.BaseLabel)
 		return
 	}
-	// Nothing is given to a guest's user: what another one made says is for its run only.
+	// Files are not given to a guest's user. Such a label in a dump of another guest was for one run only.
 	if c := n.child("imagelabel"); c != nil && n.reading() && l.Type != "static" {
 		c.ignore("")
 	}
@@ -321,7 +321,7 @@ func describeQEMU(n *node, d *domain.Definition) {
 	}
 }
 
-// isBare reports that an element says nothing but its namespace.
+// isBare reports that an element has nothing but its namespace.
 func isBare(e *xmltree.Element) bool {
 	spaces := func(a xmltree.Attr) bool { return a.Prefix == "xmlns" || a.Prefix == "" && a.Name == "xmlns" }
 	return (&xmltree.Element{Attrs: slices.DeleteFunc(slices.Clone(e.Attrs), spaces), Children: e.Children}).IsEmpty()
@@ -473,7 +473,7 @@ func describeFeatures(n *node, f *domain.Features) {
 	n.in("tcg", func(n *node) { n.leafBytes("tb-cache", &f.TCGTBCache) })
 }
 
-// known refuses a child that is no feature of libvirt's. Stored definitions are not checked.
+// known refuses a child that is no feature in libvirt. Stored definitions are not checked.
 func (n *node) known(features ...string) {
 	if !n.strict {
 		return
@@ -561,7 +561,7 @@ func describeCache(n *node, c *domain.CPUCache) {
 	n.str("mode", &c.Mode, "emulate", "passthrough", "disable")
 }
 
-// describeCells numbers cells by their order where they have no ids.
+// describeCells numbers cells without ids by their order.
 func describeCells(n *node, cells *[]domain.Cell) {
 	next := uint(0)
 	each(n, "cell", cells, func(n *node, c *domain.Cell) {

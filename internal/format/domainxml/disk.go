@@ -49,8 +49,8 @@ func describeDisk(n *node, d *device.Disk) {
 	}
 }
 
-// encryptionHere describes a disk's encryption, which may stand below its source
-// or below the disk itself.
+// encryptionHere describes a disk's encryption, which may be a child of the source or
+// of the disk.
 func encryptionHere(n *node, d *device.Disk, belowDisk bool) {
 	if d.Encryption != nil && (n.reading() || d.Encryption.BelowDisk != belowDisk) {
 		return
@@ -268,7 +268,7 @@ func writeBacking(n *node, layers []device.BackingLayer) {
 	c.in("source", func(n *node) {
 		if layer.Source != nil {
 			source := *layer.Source
-			source.Index = 0 // stands on the layer
+			source.Index = 0 // the layer has it
 			s := &source
 			describeSource(n, kind, &s, nil)
 		}

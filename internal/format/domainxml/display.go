@@ -27,8 +27,8 @@ func describeGraphics(n *node, d *device.Graphics) {
 	n.in("alias", func(n *node) { n.str("name", &d.Alias) })
 }
 
-// describePorts describes ports and the first address, which stands both in
-// an attribute and in a <listen> of its own.
+// describePorts describes ports and the first address, which is in an attribute and
+// in a <listen> element.
 func describePorts(n *node, d *device.Graphics) {
 	num(n, "port", &d.Port)
 	if d.Type == "spice" {

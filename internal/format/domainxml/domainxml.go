@@ -7,7 +7,7 @@
 // and Lodge has not built is fault.Unsupported, naming the element: no
 // request is dropped silently. Everything else becomes a
 // Definition, completed with the defaults that libvirt adds at definition time
-// (complete.go). libvirtxml's model decides what libvirt knows.
+// (complete.go). The model of libvirtxml decides which elements libvirt has.
 //
 // This package holds the form of domain documents and the defaults of
 // definitions. Files, the host and QEMU are outside it.

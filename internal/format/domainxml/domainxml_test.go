@@ -102,7 +102,7 @@ func in(devices, rest string) string {
 		rest + `<devices>` + devices + `</devices></domain>`
 }
 
-func TestRefusals(t *testing.T) {
+func TestParse_Refusals(t *testing.T) {
 	const disk = `<disk><source file='/a'/><target dev='vda'/></disk>`
 	for name, c := range map[string]struct {
 		doc     string
@@ -172,7 +172,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestUnknownElementsAreIgnoredUnlessValidated(t *testing.T) {
+func TestParse_UnknownElements(t *testing.T) {
 	doc := in("<disk glow='on'><source file='/a'/><target dev='vda'/></disk>", "<shiny/><description/>")
 	if _, err := Parse(doc, Options{Host: testHost()}); err != nil {
 		t.Fatal(err)
@@ -184,7 +184,7 @@ func TestUnknownElementsAreIgnoredUnlessValidated(t *testing.T) {
 	}
 }
 
-func TestPasswordsAreWrittenOnlyWhenAskedFor(t *testing.T) {
+func TestFormat_Passwords(t *testing.T) {
 	def, err := Parse(in("<graphics type='vnc' passwd='hush'/>", ""), Options{Host: testHost()})
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ func bootOf(attr, os, features string) string {
 	return "<domain type='qemu'><name>a</name><memory>1024</memory><os" + attr + "><type arch='x86_64' machine='q35'>hvm</type>" + os + "</os><features><acpi/>" + features + "</features></domain>"
 }
 
-func TestFirmware_PartsAreRefusedByName(t *testing.T) {
+func TestFirmware_RefusedParts(t *testing.T) {
 	const auto, flash = " firmware='efi'", "<loader readonly='yes' type='pflash'>/code.fd</loader>"
 	for name, c := range map[string]struct {
 		attr, os string
@@ -42,8 +42,8 @@ func TestFirmware_TheLastWordOfAFeatureCounts(t *testing.T) {
 	}
 }
 
-// TestFirmware_WhatIsStoredIsRead: a guest that an earlier version took is not lost for a word that is refused now.
-func TestFirmware_WhatIsStoredIsRead(t *testing.T) {
+// TestFirmware_Stored: a guest that an earlier version took is not lost for a word that is refused now.
+func TestFirmware_Stored(t *testing.T) {
 	for _, os := range []string{"<firmware><feature name='secure-boot'/></firmware>", "<loader readonly='yes' type='pflash'/>", "<nvram>/vars.fd</nvram>"} {
 		if _, err := Parse(bootOf("", os, ""), Options{}); err != nil {
 			t.Errorf("%s: %v", os, err)

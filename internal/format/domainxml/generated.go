@@ -15,12 +15,12 @@ import (
 var libvirtDirs = []string{"/var/lib/libvirt/qemu/", "/run/libvirt/qemu/", "/var/run/libvirt/qemu/"}
 
 var (
-	// channelFolder is what libvirt has between the folder of channels and a channel's name: a guest's
-	// name with a dot, or a folder of a guest's.
+	// channelFolder matches the part between libvirt's folder of channels and a channel's name: the guest's
+	// name with a dot, or a folder for the guest.
 	channelFolder = regexp.MustCompile(`^channel/(target/)?([^/]+\.|domain-[^/]+/|[0-9]+-[^/]+/)$`)
 	// runFolder is the end of a folder that libvirt made for a guest, wherever it is.
 	runFolder = regexp.MustCompile(`/domain-[^/]+/$`)
-	// ownSocket is one that Lodge made in a guest's run directory.
+	// ownSocket matches a socket that Lodge made in a guest's run directory.
 	ownSocket = regexp.MustCompile(`/guest/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/(own/)?[^/]+\.sock$`)
 )
 
@@ -43,15 +43,15 @@ func isGeneratedChannel(path, name string) bool {
 	return libvirts && channelFolder.MatchString(below) || runFolder.MatchString(folder)
 }
 
-// settleSocket has the next start choose where a socket is that a host chose for this run.
+// settleSocket removes the path of a socket that a host chose for one run, so that the next start chooses another.
 func settleSocket(b *device.Backend, name string) {
 	if b.Type == "unix" && b.Mode != "connect" && (isGeneratedChannel(b.Path, name) || ownSocket.MatchString(b.Path)) {
 		b.Path, b.Mode = "", ""
 	}
 }
 
-// settleListen does so for a display. That of VNC goes back to an address, as libvirt has it: it may
-// be a socket by its host's settings alone.
+// settleListen is settleSocket for a display. A VNC display gets an address again, as in libvirt: it may
+// have had a socket only because of its host's settings.
 func settleListen(kind string, l *device.Listen) {
 	if l.Type != "socket" {
 		return

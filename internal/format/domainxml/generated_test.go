@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestGenerated_PathsOfOneRunAreDropped: a definition that was dumped of a running guest can be
+// TestGenerated_Paths: a definition that was dumped of a running guest can be
 // defined at another host, or once more.
-func TestGenerated_PathsOfOneRunAreDropped(t *testing.T) {
+func TestGenerated_Paths(t *testing.T) {
 	channel := func(path string) string {
 		return "<channel type='unix'><source mode='bind' path='" + path + "'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
 	}
@@ -54,8 +54,8 @@ func TestGenerated_PathsOfOneRunAreDropped(t *testing.T) {
 	}
 }
 
-// TestGenerated_UserOfOneRunIsDropped: what Lodge shows of a running guest can be defined again.
-func TestGenerated_UserOfOneRunIsDropped(t *testing.T) {
+// TestGenerated_User: what Lodge shows of a running guest can be defined again.
+func TestGenerated_User(t *testing.T) {
 	def, err := Parse(in("", "<seclabel type='dynamic' model='dac' relabel='no'><label>+70007:+70007</label></seclabel>"), Options{Host: testHost()})
 	if err != nil || len(def.SecLabels) > 0 {
 		t.Errorf("the definition has labels %v: %v", def, err)

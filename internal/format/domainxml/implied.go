@@ -208,8 +208,8 @@ func completeRNG(d *device.RNG) error {
 	return nil
 }
 
-// consoles makes the first console and the first serial port two names of
-// one thing, as long as the console is not a device of its own.
+// consoles makes the first console and the first serial port two names of one
+// device, unless the console is a separate device.
 func (c *completion) consoles() {
 	s := &c.d.Devices
 	if len(s.Consoles) > 0 && s.Consoles[0].TargetType == "serial" {
@@ -261,7 +261,7 @@ func (c *completion) inputs() {
 	}
 }
 
-// audio adds the host's end of sound, which a spice display carries.
+// audio adds the <audio> element that a spice display needs.
 func (c *completion) audio() {
 	s := &c.d.Devices
 	if len(s.Audios) > 0 {
@@ -354,7 +354,7 @@ func (c *completion) numberControllers() {
 
 func isICH9(d *device.Controller) bool { return d.Type == "usb" && strings.HasPrefix(d.Model, "ich9-") }
 
-// need adds a controller at the end unless it is there.
+// need adds a controller at the end unless it exists.
 func (c *completion) need(kind string, index uint, model string) {
 	place := controllerPlace{kind, index}
 	if c.there[place] {

@@ -22,7 +22,7 @@ func defined(t *testing.T, devices, rest string) string {
 	return text
 }
 
-func TestLeftOut_TypesAreLibvirts(t *testing.T) {
+func TestLeftOut_Types(t *testing.T) {
 	for devices, want := range map[string]string{
 		"<interface/>": "<interface type='user'>",
 		"<interface><source network='ignored'/></interface>": "<interface type='user'>",
@@ -60,7 +60,7 @@ func TestLeftOut_TerminalOfTheFirstConsoleOnly(t *testing.T) {
 	}
 }
 
-func TestLabels_ThatChangeNothingAreTaken(t *testing.T) {
+func TestLabels_WithoutEffect(t *testing.T) {
 	const keep = "<seclabel model='dac' type='none' relabel='no'/>"
 	for _, devices := range []string{
 		"<disk device='cdrom' type='file'><source file='' startupPolicy='optional'>" + keep + "</source><target bus='sata' dev='sdc'/><readonly/></disk>",

@@ -8,8 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// Settle takes out of a definition what only a running guest has, leaving what
-// the next start will begin from.
+// Settle removes the values from a definition that only a running guest has. The
+// result is the definition for the next start.
 func Settle(d *domain.Definition) {
 	for _, dev := range d.Devices.All() {
 		settleDevice(dev)

@@ -9,7 +9,7 @@ import (
 
 // A published definition is written by any number of goroutines while others
 // read it, so writing must not change it. The race detector finds changes.
-func TestFormat_DoesNotChangeItsInput(t *testing.T) {
+func TestFormat_InputUnchanged(t *testing.T) {
 	inputs, err := filepath.Glob("testdata/define/*.xml")
 	if err != nil || len(inputs) == 0 {
 		t.Fatalf("no documents: %v", err)

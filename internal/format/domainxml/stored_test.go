@@ -32,7 +32,7 @@ func TestStored_SocketsWithoutAModeListen(t *testing.T) {
 	}
 }
 
-func TestStored_RequisiteDiskIsRead(t *testing.T) {
+func TestStored_RequisiteDisk(t *testing.T) {
 	doc := in("<disk type='file'><source file='/a' startupPolicy='requisite'/><target dev='vda'/></disk>", "")
 	if _, err := Parse(doc, Options{Host: testHost()}); err != nil {
 		t.Error(err)

@@ -134,10 +134,10 @@ var instead = map[string]string{
 	"capabilities":             "leave it out, or use <qemu:commandline>",
 }
 
-// indexes are what tells siblings of one name apart in a path.
+// indexes matches the positions of siblings in a path.
 var indexes = regexp.MustCompile(`\[[0-9]+\]`)
 
-// plainPath is a path as the tables have it.
+// plainPath returns a path as it is in the tables.
 func plainPath(path string) string {
 	path = strings.TrimPrefix(indexes.ReplaceAllString(path, ""), "devices/")
 	if strings.HasPrefix(path, "@") {
@@ -146,7 +146,7 @@ func plainPath(path string) string {
 	return path
 }
 
-// adviceOn says what to do about something that is not built.
+// adviceOn returns the remedy for a part that is not built.
 func adviceOn(path string) string {
 	for p := plainPath(path); p != ""; {
 		if advice := instead[p]; advice != "" {
@@ -161,13 +161,13 @@ func adviceOn(path string) string {
 	return "leave it out"
 }
 
-// ofQEMU are the elements of a domain that have a namespace of their own, and are written with it.
+// ofQEMU are the elements of a domain in QEMU's namespace.
 var ofQEMU = []string{"commandline", "override", "capabilities", "deprecation"}
 
-// mostPaths is how many parts one refusal names.
+// mostPaths is the number of parts that one refusal names.
 const mostPaths = 10
 
-// errUnbuilt refuses what libvirt knows and Lodge has not built.
+// errUnbuilt refuses parts that libvirt has and Lodge has not built.
 func errUnbuilt(base string, paths []string) error {
 	var advice []string
 	for i, p := range paths {
@@ -189,7 +189,7 @@ func errUnbuilt(base string, paths []string) error {
 		strings.Join(paths, ", "), more, strings.Join(advice, ", or "))
 }
 
-// oneOf refuses a value that is none of the words, where there are words.
+// oneOf refuses a value that is not one of the words. Without words every value is allowed.
 func (n *node) oneOf(attr, value string, words []string) {
 	if value == "" || len(words) == 0 || slices.Contains(words, value) {
 		return

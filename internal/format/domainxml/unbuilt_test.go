@@ -7,9 +7,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// TestUnbuilt_DisksNameTheAlternative: for network disks, which QEMU could open itself, the refusal names
+// TestUnbuilt_DiskAlternative: for network disks, which QEMU could open itself, the refusal names
 // the way through the host.
-func TestUnbuilt_DisksNameTheAlternative(t *testing.T) {
+func TestUnbuilt_DiskAlternative(t *testing.T) {
 	for disk, want := range map[string]string{
 		"<disk type='network'><source protocol='rbd' name='p/i'><host name='h'/></source><target dev='vda'/></disk>":       "rbd map",
 		"<disk type='network'><source protocol='iscsi' name='iqn.x/1'><host name='h'/></source><target dev='vda'/></disk>": "iscsiadm --login",

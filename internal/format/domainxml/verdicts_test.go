@@ -69,7 +69,7 @@ func codes(err error) string {
 var constant = regexp.MustCompile(`[A-Z]{3,}_[A-Z]`)
 
 // Promise: G10
-func TestDefinitions_AreTakenAndRefusedAsByLibvirt(t *testing.T) {
+func TestParse_VerdictsOfLibvirt(t *testing.T) {
 	for _, v := range verdicts(t) {
 		err := submit(v.doc)
 		if codes(err) != v.code {
@@ -83,7 +83,7 @@ func TestDefinitions_AreTakenAndRefusedAsByLibvirt(t *testing.T) {
 
 // Definitions that an earlier Lodge accepted can still be read: new rules apply to submitted ones only.
 // Promise: G10
-func TestStoredDefinitions_AreReadThoughRulesWereAddedSince(t *testing.T) {
+func TestParse_StoredBeforeNewRules(t *testing.T) {
 	for _, v := range verdicts(t) {
 		def, err := Parse(v.doc, Options{})
 		if err != nil {
@@ -99,7 +99,7 @@ func TestStoredDefinitions_AreReadThoughRulesWereAddedSince(t *testing.T) {
 	}
 }
 
-func TestUnbuiltParts_AreNamedByTheirFullPathWithWhatServesInstead(t *testing.T) {
+func TestUnbuilt_FullPathAndAlternative(t *testing.T) {
 	for doc, want := range map[string]string{
 		in("", "<features><xen><e820_host state='on'/></xen></features>"):                          "not supported: features/xen; leave it out",
 		in("<interface type='user'><vlan><tag id='4'/></vlan></interface>", ""):                    "devices/interface/vlan; use a bridge that is tagged already",
@@ -119,7 +119,7 @@ func TestUnbuiltParts_AreNamedByTheirFullPathWithWhatServesInstead(t *testing.T)
 }
 
 // A definition of a thousand devices costs no more than a blink to refuse or take.
-func TestCheck_IsLinearInTheNumberOfDevices(t *testing.T) {
+func TestCheck_ManyDevices(t *testing.T) {
 	cost := func(count int) time.Duration {
 		var devices strings.Builder
 		for i := range count {
@@ -174,7 +174,7 @@ func TestCheckDevice_LooksAtTheNewOneOnly(t *testing.T) {
 	}
 }
 
-func TestAutoPlacement_IsRefusedByNameAndReadFromTheStore(t *testing.T) {
+func TestAutoPlacement_SubmittedAndStored(t *testing.T) {
 	for _, doc := range []string{
 		in("", "<vcpu placement='auto'>1</vcpu>"),
 		in("", "<numatune><memory mode='strict' placement='auto'/></numatune>"),
@@ -191,7 +191,7 @@ func TestAutoPlacement_IsRefusedByNameAndReadFromTheStore(t *testing.T) {
 }
 
 // A refusal names a handful of parts, however many there are.
-func TestUnbuiltParts_AreBoundedInNumber(t *testing.T) {
+func TestUnbuilt_ManyParts(t *testing.T) {
 	_, err := Parse(in(strings.Repeat("<filesystem><source dir='/a'/><target dir='b'/></filesystem>", 500), ""), Options{})
 	if err == nil || len(err.Error()) > 500 || !strings.Contains(err.Error(), " and others; share files") {
 		t.Errorf("%v", err)

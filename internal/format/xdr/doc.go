@@ -8,13 +8,20 @@
 // Go type: DomainDestroyArgs and DomainCreateArgs are both WithDomain, so a
 // payload's type does not identify the call; its Procedure does.
 //
-// All input is hostile until decoded: every string, list and
-// optional item has a bound, a count is accepted only if the remaining
-// bytes can hold it, and errors name the field and the bound. The same limits
-// hold when encoding, because stock clients enforce them on replies.
+// All input is hostile until it is decoded. The bounds:
 //
-// This package holds bytes and names. Sockets, sessions, the
-// meaning of a call and error codes are elsewhere.
+//	a packet        28 bytes to 32 MiB, checked before anything is read (CheckLength)
+//	a string        4 MiB (MaxString), or less by its field
+//	a list          the limit of its field, and as many items as the remaining bytes
+//	                can hold, checked before anything is allocated (Reader.Count)
+//	descriptors     32 with one packet (MaxFDs)
+//	trailing bytes  refused (Reader.End)
+//
+// Errors name the field and the bound. The same limits hold when encoding, because
+// stock clients enforce them on replies.
+//
+// This package knows bytes and names. Sockets, sessions, the meaning of a call and
+// error codes are elsewhere.
 package xdr
 
 //go:generate go run ./gen

@@ -255,7 +255,7 @@ func foreignCalls(client *libvirt.Libvirt) map[string]reflect.Value {
 	return calls
 }
 
-func TestForeignClientAgreesOnEveryCall(t *testing.T) {
+func TestForeignClient_EveryCall(t *testing.T) {
 	client, peer := connectForeign(t)
 	calls := foreignCalls(client)
 	if len(calls) < 380 {
@@ -299,7 +299,7 @@ func TestForeignClientAgreesOnEveryCall(t *testing.T) {
 	}
 }
 
-func TestForeignClientReadsEvents(t *testing.T) {
+func TestForeignClient_Events(t *testing.T) {
 	client, peer := connectForeign(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -332,7 +332,7 @@ func TestForeignClientReadsEvents(t *testing.T) {
 	}
 }
 
-func TestForeignClientReadsErrors(t *testing.T) {
+func TestForeignClient_Errors(t *testing.T) {
 	client, peer := connectForeign(t)
 	peer.refusal = &xdr.NetError{Code: 42, Domain: 10, Message: new("no domain"), Level: 2, Str1: new("no domain"), Int1: -1}
 	_, err := client.DomainLookupByName("web")

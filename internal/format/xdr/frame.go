@@ -8,8 +8,8 @@ import (
 // Program is the number of a group of procedures.
 type Program uint32
 
-// The programs of version 1. LXC and Admin are known so that a client can be
-// told that they are not served; their calls are not in the table.
+// The programs of version 1. LXC and Admin are listed so that the refusal can name
+// them; their calls are not in the table.
 const (
 	ProgramRemote    Program = 0x20008086
 	ProgramQEMU      Program = 0x20008087
@@ -37,8 +37,8 @@ func (p Program) String() string {
 	return "unknown"
 }
 
-// Keepalive procedures; both travel as TypeMessage, without payload or answer
-// in kind: a ping is answered by a pong.
+// Keepalive procedures. Both are packets of TypeMessage without payload. The answer
+// to a ping is a pong.
 const (
 	ProcKeepalivePing = 1
 	ProcKeepalivePong = 2
@@ -53,8 +53,8 @@ const (
 	TypeReply        Type = 1 // server to client, with the call's serial
 	TypeMessage      Type = 2 // an event or a keepalive; serial 0
 	TypeStream       Type = 3 // data or end of the stream opened by (Proc, Serial)
-	TypeCallWithFDs  Type = 4 // as TypeCall, with descriptors behind it
-	TypeReplyWithFDs Type = 5 // as TypeReply, with descriptors behind it
+	TypeCallWithFDs  Type = 4 // as TypeCall, with descriptors after it
+	TypeReplyWithFDs Type = 5 // as TypeReply, with descriptors after it
 	TypeStreamHole   Type = 6 // a hole in a sparse stream
 )
 
@@ -89,7 +89,7 @@ type Header struct {
 	Status  Status
 }
 
-// Append puts the header behind b.
+// Append appends the header to b.
 func (h Header) Append(b []byte) []byte {
 	w := writer{b: b}
 	w.uint32(uint32(h.Program))
@@ -101,10 +101,10 @@ func (h Header) Append(b []byte) []byte {
 	return w.b
 }
 
-// ParseHeader takes a header off b, which must have HeaderSize bytes.
+// ParseHeader decodes the header at the start of b, which must have HeaderSize bytes.
 func ParseHeader(b []byte) (Header, error) {
 	if len(b) < HeaderSize {
-		return Header{}, invalid("header: needs %d bytes and %d are there", HeaderSize, len(b))
+		return Header{}, invalid("header: needs %d bytes and has %d", HeaderSize, len(b))
 	}
 	word := func(i int) uint32 { return binary.BigEndian.Uint32(b[4*i:]) }
 	return Header{
@@ -122,8 +122,8 @@ func CheckLength(word uint32) (int, error) {
 	return int(word) - LengthSize, nil
 }
 
-// large is a message that may be so long that it pays to make room for it at
-// once. Size is about its length on the wire.
+// large is a message that may be so long that its buffer is allocated at once. size
+// returns about its length on the wire.
 type large interface{ size() int }
 
 func (m *ConnectGetAllDomainStatsRet) size() int {
@@ -146,9 +146,9 @@ func (m *DomainStatsRecord) Size() int {
 // Size is that of one parameter.
 func (p *TypedParam) Size() int { return 20 + len(p.Field) + len(p.Value.text) }
 
-// AppendPacket puts a whole packet behind b: length, header and payload. A nil
-// payload is an empty one. With fds the count of descriptors that follow the
-// packet is put in front of the payload, as the two types with descriptors need.
+// AppendPacket appends a whole packet to b: length, header and payload. A nil
+// payload is an empty one. For the two types with descriptors it writes fds, the
+// number of descriptors that follow the packet, before the payload.
 func AppendPacket(b []byte, h Header, payload Message, fds int) ([]byte, error) {
 	start := len(b)
 	b = h.Append(append(b, 0, 0, 0, 0))
@@ -170,8 +170,8 @@ func AppendPacket(b []byte, h Header, payload Message, fds int) ([]byte, error) 
 	return seal(b, start)
 }
 
-// CutFDs takes the count of descriptors off the front of the payload of a
-// packet with descriptors.
+// CutFDs splits the payload of a packet with descriptors into their number and the
+// rest.
 func CutFDs(payload []byte) (fds int, rest []byte, err error) {
 	r := NewReader(payload)
 	n := r.Count("descriptors", MaxFDs, 0)

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-func TestPackets(t *testing.T) {
+func TestAppendPacket_Layout(t *testing.T) {
 	call := xdr.Header{Program: xdr.ProgramRemote, Version: xdr.Version, Proc: xdr.ProcDomainLookupByID, Serial: 9}
 	withFDs, stream, ping := call, call, xdr.Header{
 		Program: xdr.ProgramKeepalive, Version: 1, Proc: xdr.ProcKeepalivePing, Type: xdr.TypeMessage,
@@ -50,7 +50,7 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-func TestHeaderRoundTrip(t *testing.T) {
+func TestHeader_RoundTrip(t *testing.T) {
 	want := xdr.Header{Program: xdr.ProgramQEMU, Version: 1, Proc: -3, Type: xdr.TypeReply, Serial: 1 << 31, Status: xdr.StatusError}
 	got, err := xdr.ParseHeader(want.Append(nil))
 	if err != nil || got != want {
@@ -87,7 +87,7 @@ func TestFrame_TooLong(t *testing.T) {
 	}
 }
 
-func TestDescriptorCountIsTakenOff(t *testing.T) {
+func TestCutFDs_Count(t *testing.T) {
 	n, rest, err := xdr.CutFDs(bytesOf(2, "rest"))
 	if n != 2 || string(rest) != "rest" || err != nil {
 		t.Errorf("got %d, %q, %v", n, rest, err)

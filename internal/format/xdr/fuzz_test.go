@@ -25,7 +25,7 @@ func messages(visit func(p *xdr.Procedure, ret bool, make func() xdr.Message)) {
 	}
 }
 
-func TestDecodeTakesBackWhatAppendPut(t *testing.T) {
+func TestMessage_RoundTrip(t *testing.T) {
 	messages(func(p *xdr.Procedure, ret bool, empty func() xdr.Message) {
 		rapid.Check(t, func(rt *rapid.T) {
 			want := empty()

@@ -9,7 +9,7 @@ import (
 )
 
 // Promise: X4
-func TestHostilePayloadsAreRefusedByFieldAndBound(t *testing.T) {
+func TestDecode_HostilePayloads(t *testing.T) {
 	tests := map[string]struct {
 		into xdr.Message
 		wire []byte
@@ -38,7 +38,7 @@ func TestHostilePayloadsAreRefusedByFieldAndBound(t *testing.T) {
 	}
 }
 
-func TestLimitsHoldWhenEncoding(t *testing.T) {
+func TestAppend_OverLimit(t *testing.T) {
 	tests := map[string]struct {
 		message xdr.Message
 		want    string
@@ -62,7 +62,7 @@ func TestLimitsHoldWhenEncoding(t *testing.T) {
 	}
 }
 
-func TestListsAtTheirLimitPass(t *testing.T) {
+func TestDecode_ListsAtLimit(t *testing.T) {
 	full := xdr.ConnectListAllDomainsRet{Domains: make([]xdr.Domain, xdr.MaxDomainList)}
 	b, err := full.Append(nil)
 	if err != nil {
@@ -88,7 +88,7 @@ func TestDecode_TrailingBytes(t *testing.T) {
 	}
 }
 
-func TestDecode_KeepsNoReference(t *testing.T) {
+func TestDecode_BufferReused(t *testing.T) {
 	wire := bytesOf(domainBytes, 1, 4, "\x01\x02\x03\x04")
 	var args xdr.DomainPinVCPUArgs
 	if err := args.Decode(xdr.NewReader(wire)); err != nil {

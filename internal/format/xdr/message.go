@@ -1,16 +1,16 @@
 package xdr
 
-// UUID is an object's identity as it stands on the wire.
+// UUID is an object's UUID on the wire.
 type UUID [16]byte
 
-// Message is anything that can be put on the wire and taken off it.
+// Message is a payload that can be encoded and decoded.
 type Message interface {
-	// Append appends the message to b. It refuses values over a limit of the
-	// protocol, because the peer would drop the connection over them; the bytes
-	// returned with an error are not usable.
+	// Append appends the encoded message to b. It refuses values over a limit of the
+	// protocol, because the peer would close the connection. The bytes returned with
+	// an error are not usable.
 	Append(b []byte) ([]byte, error)
-	// Decode takes the message off r. It does not ask for the end of the
-	// payload; r.End does.
+	// Decode decodes the message from r. It does not check for trailing bytes;
+	// r.End does.
 	Decode(r *Reader) error
 }
 

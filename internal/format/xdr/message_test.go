@@ -42,7 +42,7 @@ func model(name string) (array [32]byte, wire []byte) {
 	return array, wire
 }
 
-func TestMessagesHaveLibvirtsBytes(t *testing.T) {
+func TestMessage_LibvirtBytes(t *testing.T) {
 	cpu, cpuBytes := model("x86_64")
 	tests := map[string]struct {
 		message, into xdr.Message

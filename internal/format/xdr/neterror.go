@@ -13,7 +13,7 @@ type NetError struct {
 	Int1, Int2       int32
 }
 
-// Append puts the error behind b.
+// Append appends the encoded error to b.
 func (e *NetError) Append(b []byte) ([]byte, error) {
 	w := writer{b: b}
 	w.int32(e.Code)
@@ -30,7 +30,7 @@ func (e *NetError) Append(b []byte) ([]byte, error) {
 	return w.b, w.err
 }
 
-// Decode takes the error off r.
+// Decode decodes the error from r.
 func (e *NetError) Decode(r *Reader) error {
 	e.Code, e.Domain = r.Int32("error.code"), r.Int32("error.domain")
 	e.Message = r.OptString("error.message", MaxString)
@@ -57,7 +57,7 @@ type StreamHole struct {
 	Flags  uint32
 }
 
-// Append puts the hole behind b.
+// Append appends the encoded hole to b.
 func (h *StreamHole) Append(b []byte) ([]byte, error) {
 	w := writer{b: b}
 	w.int64(h.Length)
@@ -65,7 +65,7 @@ func (h *StreamHole) Append(b []byte) ([]byte, error) {
 	return w.b, nil
 }
 
-// Decode takes the hole off r.
+// Decode decodes the hole from r.
 func (h *StreamHole) Decode(r *Reader) error {
 	h.Length, h.Flags = r.Int64("hole.length"), r.Uint32("hole.flags")
 	return r.Err()

@@ -13,10 +13,10 @@ const (
 	StreamBoth
 )
 
-// FDs says whether descriptors travel with a call.
+// FDs says whether descriptors are passed with a call, and in which direction.
 type FDs uint8
 
-// The ways of descriptors.
+// The directions of descriptors.
 const (
 	FDsNone FDs = iota
 	FDsIn       // with the call

@@ -6,7 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/format/xdr"
 )
 
-func TestTableHasEveryCall(t *testing.T) {
+func TestProcedures_Complete(t *testing.T) {
 	var calls, events, refused, priority int
 	for p := range xdr.Procedures(xdr.ProgramRemote) {
 		switch {
@@ -57,7 +57,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-func TestStreamsAndDescriptors(t *testing.T) {
+func TestProcedure_StreamsAndDescriptors(t *testing.T) {
 	streams := map[string]xdr.Stream{
 		"DOMAIN_OPEN_CONSOLE": xdr.StreamBoth, "DOMAIN_OPEN_CHANNEL": xdr.StreamBoth,
 		"STORAGE_VOL_DOWNLOAD": xdr.StreamDown, "DOMAIN_SCREENSHOT": xdr.StreamDown,
@@ -78,7 +78,7 @@ func TestStreamsAndDescriptors(t *testing.T) {
 	}
 }
 
-func TestReadOnlyDependsOnArguments(t *testing.T) {
+func TestRefusesReadOnly_ByArguments(t *testing.T) {
 	tests := map[string]struct {
 		number int32
 		args   xdr.Message

@@ -29,7 +29,7 @@ func (r *Reader) Err() error { return r.err }
 // Rest is the number of bytes not yet read. A well-formed payload leaves none.
 func (r *Reader) Rest() int { return len(r.buf) - r.off }
 
-// End reports trailing bytes as an error, or whatever went wrong before.
+// End returns the first error, or an error if there are trailing bytes.
 func (r *Reader) End() error {
 	if r.err == nil && r.Rest() > 0 {
 		r.err = invalid("%d bytes are left over after the last field", r.Rest())
@@ -117,7 +117,7 @@ func (r *Reader) Count(field string, limit, itemSize int) int {
 	return int(n)
 }
 
-// packed reads n bytes and the zero to three bytes that fill up the unit.
+// packed reads n bytes and the zero to three bytes of padding to a multiple of four.
 func (r *Reader) packed(field string, n int) []byte {
 	b := r.take(field, n+pad(n))
 	if b == nil {
@@ -126,6 +126,7 @@ func (r *Reader) packed(field string, n int) []byte {
 	return b[:n:n]
 }
 
+// counted reads a length of at most limit, and that many bytes. The result is part of the buffer.
 func (r *Reader) counted(field string, limit int) []byte {
 	n := r.Uint32(field)
 	if r.err != nil {

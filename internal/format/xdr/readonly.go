@@ -1,6 +1,6 @@
 package xdr
 
-// Uses that need write access, of two calls that are otherwise harmless.
+// Arguments that need write access, in two calls that otherwise only read.
 const (
 	vcpusFromGuest     = 8 // flag of DOMAIN_GET_VCPUS_FLAGS: asks the guest's agent
 	addressesFromAgent = 1 // source of DOMAIN_INTERFACE_ADDRESSES: asks the guest's agent

@@ -130,7 +130,7 @@ func EndBlockJob(ctx context.Context, g *machine.Guest, sc scope.Scope, disk str
 			return err
 		}
 		g.Reg.Loops.Go(func() { // an event tells clients of the end
-			if err := endBlockJob(g.Reg.Life, g, sc.Begun(), disk, pivot); err != nil {
+			if err := endBlockJob(g.Reg.Life, g, sc.AlreadyAuthorized(), disk, pivot); err != nil {
 				g.Log.Warn("a block job is not ended as a client asked", "disk", disk, "error", err)
 			}
 		})

@@ -25,7 +25,7 @@ import (
 // OpenConsole opens a serial, parallel or paravirtual console: the first one, or the one with that alias.
 // Up to machine.MaxSessions clients may share it; each sees all output and may type.
 func OpenConsole(ctx context.Context, g *machine.Guest, sc scope.Scope, alias string, o machine.ConsoleOptions) (io.ReadWriteCloser, error) {
-	if err := sc.Check(); err != nil {
+	if err := sc.Authorize(g.UUID()); err != nil {
 		return nil, err
 	}
 	return openChar(ctx, g, alias, o, func(s *device.Set) []*device.Char {
@@ -37,7 +37,7 @@ func OpenConsole(ctx context.Context, g *machine.Guest, sc scope.Scope, alias st
 // channel of the guest agent is refused: its client could run anything in the guest as root, and would take
 // the connection from the daemon.
 func OpenChannel(ctx context.Context, g *machine.Guest, sc scope.Scope, name string, o machine.ConsoleOptions) (io.ReadWriteCloser, error) {
-	if err := sc.Check(); err != nil {
+	if err := sc.Authorize(g.UUID()); err != nil {
 		return nil, err
 	}
 	return openChar(ctx, g, name, o, func(s *device.Set) []*device.Char { return s.Channels })

@@ -85,7 +85,7 @@ func (a *AttachOp) Rehold() {
 		a.Defined = true
 		return
 	}
-	provision.RelayAgain(r.Reg.Life, r, a.op.Scope().Noting(r.Fences), a.Dev)
+	provision.RelayAgain(r.Reg.Life, r, a.op.Scope().WithNotedFolders(r.Fences), a.Dev)
 	if m, is := a.Dev.(*device.Memory); is {
 		demand := provision.ModuleDemand(r.Definition, m)
 		r.Reg.Ledger.Add(r.UUID, demand)

@@ -267,7 +267,7 @@ func DropHalfNVRAM(ctx context.Context, sc scope.Scope, r *machine.Instance) {
 	if path == "" || r.Definition.OS.NVRAM.Template == "" {
 		return
 	}
-	held := sc.FoldersOf(path)
+	held := sc.FoldersFor(path)
 	if err := fsguard.Run(ctx, path, func() error { return machine.RemoveNamed(savestate.Partial(path), held) }); err != nil {
 		r.Log.Warn("cannot remove an incomplete file of UEFI variables", "path", savestate.Partial(path), "error", err)
 	}
@@ -299,9 +299,9 @@ func copyFile(ctx context.Context, sc scope.Scope, from, to string) error {
 
 // readTemplate reads a template of at most maxTemplate bytes.
 func readTemplate(ctx context.Context, sc scope.Scope, from string) ([]byte, error) {
-	held := sc.FoldersOf(from)
+	held := sc.FoldersFor(from)
 	return fsguard.Do(ctx, from, func() ([]byte, error) {
-		in, err := image.OpenHeld(from, unix.O_RDONLY, held)
+		in, err := image.OpenWithin(from, unix.O_RDONLY, held)
 		if err != nil {
 			return nil, err
 		}

@@ -35,7 +35,7 @@ func prepare(ctx context.Context, r *machine.Registry, sc scope.Scope, def *doma
 	}
 	p.Reg = r
 	if g, err := r.ByUUID(def.UUID); err == nil {
-		sc = sc.Noting(g.View().Fences)
+		sc = sc.WithNotedFolders(g.View().Fences)
 	}
 	defer func() {
 		if err != nil {

@@ -129,7 +129,7 @@ func destroyWith(g *machine.Guest, o StartOptions, r *machine.Instance) {
 	case <-g.Ended:
 		return
 	}
-	err := g.Destroy(g.Reg.Life, scope.Daemon("the end of a guest whose client has gone").Authorizing(o.OwnerMay), false, r)
+	err := g.Destroy(g.Reg.Life, scope.Daemon("the end of a guest whose client has gone").WithAuthorize(o.OwnerMay), false, r)
 	if fault.Is(err, fault.Denied) {
 		err = errors.Join(err, g.Change(g.Reg.Life, scope.Daemon("the end of a guest whose client has gone"), "", func() error { return endWithNoClient(g, r) }))
 	}
@@ -160,7 +160,7 @@ func launchGuest(ctx context.Context, g *machine.Guest, sc scope.Scope, def *dom
 		def.GenID = uuid.NewString() // the guest may have run on from this image before, and must be told
 	}
 	fences := g.View().Fences
-	sc = sc.Noting(fences)
+	sc = sc.WithNotedFolders(fences)
 	qemu.AssignAliases(def)
 	l := &Launch{Guest: g, Sc: sc, opts: o, From: from, Instance: machine.NewInstance(machine.InstanceRecord{
 		Name: def.Name, UUID: def.UUID, ID: g.Reg.NewID(), Started: time.Now(), Since: time.Now(), Submitted: submitted, Fences: fences,

@@ -18,7 +18,7 @@ func (g *Guest) CatchUp() {
 	s := r.Session.Load()
 	late := time.NewTimer(catchUpPatience)
 	defer late.Stop()
-	for sent := s.Sent(); r.Events != nil && r.EventsSeen < sent; {
+	for sent := s.NewestEvent(); r.Events != nil && r.EventsSeen < sent; {
 		select {
 		case e, ok := <-r.Events:
 			g.Reg.HandleEvent(g, e, ok)

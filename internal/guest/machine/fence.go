@@ -45,7 +45,7 @@ func (f Fences) Like(of, made *device.Disk, folder string) {
 }
 
 // In returns the scope in which the files of a definition are opened: sc with the path limits.
-func (f Fences) In(sc scope.Scope) scope.Scope { return sc.Noting(f) }
+func (f Fences) In(sc scope.Scope) scope.Scope { return sc.WithNotedFolders(f) }
 
 // Copied returns a copy that may be changed: readers may hold the present one.
 func Copied(fences map[string][]string) map[string][]string {

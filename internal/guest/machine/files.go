@@ -40,7 +40,7 @@ func RemoveNamed(path string, held []string) error {
 // permitted folders, so that a user cannot test for files elsewhere. An error says that the path is not
 // permitted, or that its file system does not answer.
 func FileExists(ctx context.Context, sc scope.Scope, path string) (bool, error) {
-	held := sc.FoldersOf(path)
+	held := sc.FoldersFor(path)
 	return fsguard.Do(ctx, path, func() (bool, error) {
 		err := image.WithFile(path, held, func(at string, _ int) error { _, err := os.Lstat(at); return err })
 		if fault.Is(err, fault.Denied) || fault.Is(err, fault.Invalid) {
@@ -53,8 +53,8 @@ func FileExists(ctx context.Context, sc scope.Scope, path string) (bool, error) 
 // OpenNamed opens a file or a disk that a definition names, if the path is permitted to the client that
 // named it.
 func OpenNamed(ctx context.Context, sc scope.Scope, path string, mode int) (*os.File, error) {
-	held := sc.FoldersOf(path)
-	return fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenHeld(path, mode, held) }, func(f *os.File) { _ = f.Close() })
+	held := sc.FoldersFor(path)
+	return fsguard.Do(ctx, path, func() (*os.File, error) { return image.OpenWithin(path, mode, held) }, func(f *os.File) { _ = f.Close() })
 }
 
 // Remove removes a file that was named by a client restricted to the folders held.

@@ -214,7 +214,7 @@ func (r *Instance) Monitor() (*qmp.Session, error) {
 			r.Name, time.Since(since).Round(time.Second), r.PID)
 	}
 	s := r.Session.Load()
-	if command, since := s.Silent(); command != "" && time.Since(since) >= ModifyLimit {
+	if command, since := s.LongestUnanswered(); command != "" && time.Since(since) >= ModifyLimit {
 		// Other callers have waited for the longest time that any caller waits, without an answer.
 		return nil, fault.New(fault.Timeout, fault.Monitor, "QEMU (process %d) has not answered %s for %v",
 			r.PID, command, time.Since(since).Round(time.Millisecond))

@@ -18,7 +18,7 @@ const monitorLimit = 60 * time.Second
 // MonitorCommand sends QEMU a command of the user and returns the answer: QMP as JSON, or with human a line
 // for the human monitor. It taints the guest, because Lodge cannot know what the command changed.
 func (g *Guest) MonitorCommand(ctx context.Context, sc scope.Scope, command string, human bool) (string, error) {
-	if err := sc.Check(); err != nil {
+	if err := sc.Authorize(g.UUID()); err != nil {
 		return "", err
 	}
 	r := g.Live.Load()

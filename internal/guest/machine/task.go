@@ -194,7 +194,7 @@ func (j *Job) runWork(ctx context.Context, w Work, name string) {
 		}
 		j.Done <- o
 	}()
-	o.Settle, o.Err = w(ctx, j.Task.Sc.Begun()) // requests of the work to the loop are not authorized again
+	o.Settle, o.Err = w(ctx, j.Task.Sc.AlreadyAuthorized()) // requests of the work to the loop are not authorized again
 	if o.Err != nil && errors.Is(o.Err, ctx.Err()) {
 		o.Err = context.Cause(ctx) // the cause says who ended it, and why
 	}
@@ -243,7 +243,7 @@ func (g *Guest) describeJob() string {
 	if s == nil {
 		return text
 	}
-	command, since := s.Silent()
+	command, since := s.LongestUnanswered()
 	if waits := time.Since(since); command != "" && waits > slowAnswer {
 		text += fmt.Sprintf("; QEMU has not answered %s for %v", command, waits.Round(time.Millisecond))
 	}

@@ -16,13 +16,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// askAgent sends the agent one command and stores its answer in into.
-func askAgent(ctx context.Context, r *machine.Instance, def *domain.Definition, command string, args, into any) error {
-	return withAgent(ctx, r, def, func(s *agent.Session) error { return s.Execute(ctx, command, args, into) })
-}
-
 // withAgent calls do with the agent's session. It drops the session after an error, unless the agent
-// refused the command or is busy.
+// refused the command or is busy, or the rules refused it before it was sent.
 func withAgent(ctx context.Context, r *machine.Instance, def *domain.Definition, do func(*agent.Session) error) error {
 	c, err := machine.AgentChar(def)
 	if err != nil {
@@ -34,7 +29,7 @@ func withAgent(ctx context.Context, r *machine.Instance, def *domain.Definition,
 	}
 	err = do(s)
 	var refused *agent.Error
-	if err != nil && !errors.As(err, &refused) && !fault.Is(err, fault.Busy) { // busy: another command is in progress
+	if err != nil && !errors.As(err, &refused) && !fault.Is(err, fault.Busy) && !fault.Is(err, fault.Denied) { // busy: another command is in progress
 		r.Agent.Drop(s)
 	}
 	return err
@@ -55,8 +50,10 @@ func AgentShutdown(ctx context.Context, r *machine.Instance, def *domain.Definit
 }
 
 // Agent sends a command to the guest's agent and waits for the answer up to limit. 0 means machine.AgentLimit.
+// The agent takes one command at a time. A command that had to wait for another is authorized again before it is
+// sent.
 func Agent(ctx context.Context, g *machine.Guest, sc scope.Scope, command string, args, into any, limit time.Duration) error {
-	if err := sc.Check(); err != nil {
+	if err := sc.Authorize(g.UUID()); err != nil {
 		return err
 	}
 	v, r := g.View(), g.Live.Load()
@@ -74,12 +71,14 @@ func Agent(ctx context.Context, g *machine.Guest, sc scope.Scope, command string
 	}
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
-	return askAgent(ctx, r, v.Active, command, args, into)
+	return withAgent(ctx, r, v.Active, func(s *agent.Session) error {
+		return s.ExecuteIf(ctx, func() error { return sc.Authorize(g.UUID()) }, command, args, into)
+	})
 }
 
 // AgentCommand sends the agent a command of the user, as JSON, and returns its answer.
 func AgentCommand(ctx context.Context, g *machine.Guest, sc scope.Scope, command string, limit time.Duration) (string, error) {
-	if err := sc.Check(); err != nil {
+	if err := sc.Authorize(g.UUID()); err != nil {
 		return "", err
 	}
 	var c struct {

@@ -25,7 +25,7 @@ func connectFor(ctx context.Context, r *machine.Instance, sc scope.Scope, p *qem
 	if p.Sockets[alias] != nil || p.Relays[alias] != "" {
 		return nil // the first console is the first serial port
 	}
-	held := sc.FoldersOf(b.Path)
+	held := sc.FoldersFor(b.Path)
 	if b.Reconnects() {
 		path, err := start(&r.Relays, r, alias, b.Path, held)
 		if err != nil {

@@ -134,7 +134,7 @@ func relayAgain(r *machine.Registry, run *machine.Instance) {
 	}
 	HoldRelays(run)
 	for _, dev := range run.Definition.Devices.All() {
-		RelayAgain(r.Life, run, scope.Daemon("the relays of a guest that was adopted").Noting(run.Fences), dev)
+		RelayAgain(r.Life, run, scope.Daemon("the relays of a guest that was adopted").WithNotedFolders(run.Fences), dev)
 	}
 }
 

@@ -53,7 +53,7 @@ func displaySockets(def *domain.Definition, own string) []string {
 // linkSocket makes a link at path, if the path is permitted to the client that named it. It replaces only
 // a leftover of an earlier instance.
 func linkSocket(ctx context.Context, sc scope.Scope, to, path, runDir string) error {
-	held := sc.FoldersOf(path)
+	held := sc.FoldersFor(path)
 	return fsguard.Run(ctx, path, func() error {
 		return image.WithParent(path, held, func(at string) error {
 			if err := qemuprocess.RemoveDeserted(at); err != nil {

@@ -187,7 +187,7 @@ func openOutput(ctx context.Context, sc scope.Scope, p *qemu.Plan, path string, 
 	if extend {
 		how = os.O_WRONLY | os.O_CREATE | os.O_APPEND
 	}
-	held := sc.FoldersOf(path)
+	held := sc.FoldersFor(path)
 	f, err := fsguard.Do(ctx, path, func() (f *os.File, err error) {
 		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			f, err = os.OpenFile(at, how|nofollow|unix.O_NONBLOCK, 0o600)
@@ -213,7 +213,7 @@ func listenFor(ctx context.Context, sc scope.Scope, labels *filelabel.Labels, p 
 	if p.Sockets[alias] != nil {
 		return nil // the first console is the first serial port
 	}
-	held := sc.FoldersOf(path)
+	held := sc.FoldersFor(path)
 	listen := func() (f *os.File, err error) {
 		err = image.WithParent(path, held, func(at string) error {
 			return labels.Sockets(func() (err error) { f, err = qemuprocess.ListenMonitor(at); return err })

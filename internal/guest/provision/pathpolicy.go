@@ -16,7 +16,7 @@ import (
 // folder could replace a file by a link. It runs in the loop, before the definition is stored. Records of
 // other paths stay until the definition is stored, which may fail (see DropPathPolicy).
 func SetPathPolicy(g *machine.Guest, sc scope.Scope, def *domain.Definition) {
-	if sc.Folders() == nil && !sc.Notes() && len(g.Record.Fences) == 0 {
+	if sc.Folders() == nil && !sc.HasNotedFolders() && len(g.Record.Fences) == 0 {
 		return
 	}
 	there := map[machine.Reading]bool{}
@@ -32,14 +32,14 @@ func SetPathPolicy(g *machine.Guest, sc scope.Scope, def *domain.Definition) {
 	for _, d := range def.Devices.Disks {
 		switch source := machine.SourceOf(d); {
 		case source == "" || there[machine.ReadingOf(d)]: // unchanged
-		case sc.FoldersOf(source) != nil:
-			fences[source] = sc.FoldersOf(source)
+		case sc.FoldersFor(source) != nil:
+			fences[source] = sc.FoldersFor(source)
 		default:
 			delete(fences, source)
 		}
 	}
 	for _, path := range filesOf(def) {
-		if folders := sc.FoldersOf(path); folders != nil && !there[machine.Reading{Source: path}] && fences[path] == nil {
+		if folders := sc.FoldersFor(path); folders != nil && !there[machine.Reading{Source: path}] && fences[path] == nil {
 			fences[path] = folders
 		}
 	}

@@ -291,7 +291,7 @@ func MaxThreads(def *domain.Definition) uint64 {
 
 // openToShow opens a file for the sandbox, if its path is permitted to the client that named it.
 func openToShow(ctx context.Context, sc scope.Scope, path string) (*os.File, error) {
-	held := sc.FoldersOf(path)
+	held := sc.FoldersFor(path)
 	return fsguard.Do(ctx, path, func() (f *os.File, err error) {
 		err = image.WithFile(path, held, func(at string, nofollow int) error {
 			f, err = OpenShown(at, nofollow)

@@ -193,7 +193,7 @@ func ours(path string) bool {
 // it is complete, so that an incomplete one is never taken for a complete one. It does not wait for a file
 // system that hangs once ctx ends.
 func WriteImage(ctx context.Context, sc scope.Scope, path string, fill, complete func(*os.File) error) error {
-	f, err := createImage(ctx, Partial(path), sc.FoldersOf(path))
+	f, err := createImage(ctx, Partial(path), sc.FoldersFor(path))
 	if err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func WriteImage(ctx context.Context, sc scope.Scope, path string, fill, complete
 
 // fillImage is WriteImage for a file that exists already beside the image's path. It closes the file.
 func fillImage(ctx context.Context, sc scope.Scope, f *os.File, path string, fill, complete func(*os.File) error) error {
-	beside, held := Partial(path), sc.FoldersOf(path)
+	beside, held := Partial(path), sc.FoldersFor(path)
 	failpoint.Reach("image.created")
 	err := fill(f)
 	if err == nil {

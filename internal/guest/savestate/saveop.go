@@ -117,7 +117,7 @@ func (s *SaveOp) makeFile(ctx context.Context) error {
 
 // create makes the file beside its final path and journals its identity.
 func (m *MemoryImage) create(ctx context.Context, sc scope.Scope) (err error) {
-	if m.file, err = createImage(ctx, Partial(m.Path), sc.FoldersOf(m.Path)); err != nil {
+	if m.file, err = createImage(ctx, Partial(m.Path), sc.FoldersFor(m.Path)); err != nil {
 		return err
 	}
 	var st unix.Stat_t

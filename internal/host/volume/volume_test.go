@@ -735,7 +735,7 @@ func TestTransfer_BoundsPerClientAndPool(t *testing.T) {
 	}
 	var open []*Download
 	begin := func(client string, i int) error {
-		down, err := p.Download(t.Context(), scope.Daemon("a test").For(client), fmt.Sprint("v", i), 0, 0)
+		down, err := p.Download(t.Context(), scope.Daemon("a test").CountedFor(client), fmt.Sprint("v", i), 0, 0)
 		if err == nil {
 			open = append(open, down)
 		}
@@ -753,8 +753,8 @@ func TestTransfer_BoundsPerClientAndPool(t *testing.T) {
 	if wantKind(t, err, fault.Busy); !strings.Contains(fmt.Sprint(err), "24 of them uploaded or downloaded, of 24") {
 		t.Errorf("one more of all: %v", err)
 	}
-	must(t, p.ResizeVolume(t.Context(), scope.Daemon("a test").For("another"), fmt.Sprint("v", maxTransfers), 2*mib, ResizeOptions{}))
-	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test").For("client 0"), fmt.Sprint("v", maxTransfers), 3*mib, ResizeOptions{}), fault.Busy)
+	must(t, p.ResizeVolume(t.Context(), scope.Daemon("a test").CountedFor("another"), fmt.Sprint("v", maxTransfers), 2*mib, ResizeOptions{}))
+	wantKind(t, p.ResizeVolume(t.Context(), scope.Daemon("a test").CountedFor("client 0"), fmt.Sprint("v", maxTransfers), 3*mib, ResizeOptions{}), fault.Busy)
 
 	must(t, begin("another", 0)) // reads the same volume as the first, and continues when that ends
 	open[0].Close()

@@ -31,7 +31,7 @@ const (
 	MaxAnswer = 16 << 20
 	// defaultTimeout bounds a command whose context has no deadline.
 	defaultTimeout = 30 * time.Second
-	// syncPatience is how long an agent that is there may take to say so.
+	// syncPatience bounds the time that a running agent may take to answer a synchronisation.
 	syncPatience = 5 * time.Second
 	// orderPatience is how long Order waits for a refusal.
 	orderPatience = 2 * time.Second
@@ -67,9 +67,18 @@ func (s *Session) Close() { _ = s.conn.Close() }
 // minute. An agent that does not answer is fault.Unresponsive; the error says
 // whether the command was sent.
 func (s *Session) Execute(ctx context.Context, command string, args, into any) error {
-	ctx, cancel := context.WithTimeout(ctx, patience(ctx))
+	return s.ExecuteIf(ctx, func() error { return nil }, command, args, into)
+}
+
+// ExecuteIf is Execute for a command that may have to wait long for another one. When its turn has come, it is
+// sent only if allowed returns nil. An error of allowed is returned as it is, and leaves the session usable.
+func (s *Session) ExecuteIf(ctx context.Context, allowed func() error, command string, args, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, remaining(ctx))
 	defer cancel()
 	return s.inTurn(ctx, command, func() error {
+		if err := allowed(); err != nil {
+			return err
+		}
 		if err := s.send(ctx, command, args); err != nil {
 			return err
 		}
@@ -77,11 +86,11 @@ func (s *Session) Execute(ctx context.Context, command string, args, into any) e
 	})
 }
 
-// Order sends a command that the agent does not answer when all goes well:
-// guest-shutdown and guest-suspend-*. It waits a little for a refusal, and
-// takes silence, and the loss of the channel, for obedience.
+// Order sends a command that the agent does not answer if it succeeds:
+// guest-shutdown and guest-suspend-*. It waits orderPatience for a refusal; silence
+// and the loss of the channel count as success.
 func (s *Session) Order(ctx context.Context, command string, args any) error {
-	ctx, cancel := context.WithTimeout(ctx, patience(ctx))
+	ctx, cancel := context.WithTimeout(ctx, remaining(ctx))
 	defer cancel()
 	return s.inTurn(ctx, command, func() error {
 		if err := s.send(ctx, command, args); err != nil {
@@ -98,7 +107,7 @@ func (s *Session) Order(ctx context.Context, command string, args any) error {
 	})
 }
 
-func patience(ctx context.Context) time.Duration {
+func remaining(ctx context.Context) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
 		return time.Until(deadline)
 	}
@@ -126,7 +135,7 @@ func (s *Session) send(ctx context.Context, command string, args any) error {
 	syncing, cancel := context.WithTimeout(ctx, syncPatience)
 	defer cancel()
 	began := time.Now()
-	err = s.within(syncing, s.sync)
+	err = s.withDeadline(syncing, s.sync)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded) && errors.Is(ctx.Err(), context.Canceled):
 		return fault.Wrap(context.Cause(ctx), fault.Aborted, fault.Agent, "%s was not sent", command)
@@ -137,23 +146,23 @@ func (s *Session) send(ctx context.Context, command string, args any) error {
 	case err != nil:
 		return fault.Wrap(err, fault.Failed, fault.Agent, "cannot talk to the guest agent, so %s was not sent", command)
 	}
-	err = s.within(ctx, func() error {
+	err = s.withDeadline(ctx, func() error {
 		_, err := s.conn.Write(line)
 		return err
 	})
-	return s.failed(ctx, err, command, began)
+	return s.explain(ctx, err, command, began)
 }
 
 // answer waits for the answer to the command that was sent last.
 func (s *Session) answer(ctx context.Context, command string, into any) error {
 	began := time.Now()
 	var line []byte
-	err := s.within(ctx, func() (err error) {
+	err := s.withDeadline(ctx, func() (err error) {
 		line, err = s.in.line(MaxAnswer)
 		return err
 	})
 	if err != nil {
-		return s.failed(ctx, err, command, began)
+		return s.explain(ctx, err, command, began)
 	}
 	var reply struct {
 		Return json.RawMessage `json:"return"`
@@ -177,8 +186,8 @@ func (s *Session) answer(ctx context.Context, command string, into any) error {
 	return nil
 }
 
-// failed explains why a sent command got no answer; nil stays nil.
-func (s *Session) failed(ctx context.Context, err error, command string, began time.Time) error {
+// explain explains why a sent command got no answer; nil stays nil.
+func (s *Session) explain(ctx context.Context, err error, command string, began time.Time) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded) && errors.Is(ctx.Err(), context.Canceled):
 		return fault.Wrap(context.Cause(ctx), fault.Aborted, fault.Agent, "stopped waiting for %s", command)
@@ -189,9 +198,9 @@ func (s *Session) failed(ctx context.Context, err error, command string, began t
 	return fault.Wrap(err, fault.Failed, fault.Agent, "lost the guest agent's answer to %s", command)
 }
 
-// within lets do use the connection until the context ends, which it then
+// withDeadline lets do use the connection until the context ends, which it then
 // sees as os.ErrDeadlineExceeded.
-func (s *Session) within(ctx context.Context, do func() error) error {
+func (s *Session) withDeadline(ctx context.Context, do func() error) error {
 	if err := s.conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}

@@ -11,7 +11,9 @@ import (
 	"net"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,7 +81,7 @@ func wellBehaved(reply func(request) string) func(*guest) {
 	}
 }
 
-func TestCommandsAndAnswers(t *testing.T) {
+func TestExecute_Answers(t *testing.T) {
 	s := inGuest(t, wellBehaved(func(r request) string { return fmt.Sprintf(`{"return": %q}`, r.raw) + "\n" }))
 	for args, want := range map[any]string{
 		nil:                       `{"execute":"guest-info"}`,
@@ -94,7 +96,7 @@ func TestCommandsAndAnswers(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestExecute_Refusals(t *testing.T) {
 	for class, kind := range map[string]fault.Kind{"GenericError": fault.Failed, "CommandNotFound": fault.Unsupported} {
 		s := inGuest(t, wellBehaved(func(request) string {
 			return fmt.Sprintf(`{"error": {"class": %q, "desc": "because"}}`, class) + "\n"
@@ -214,6 +216,46 @@ func TestExecute_Concurrent(t *testing.T) {
 	})
 }
 
+// TestExecuteIf_RefusedInTurn: a command that waited for another is not sent if its client has lost the right
+// meanwhile. The session serves the next command.
+//
+// Promise: A1
+func TestExecuteIf_RefusedInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked []string
+		s := inGuest(t, wellBehaved(func(r request) string {
+			if asked = append(asked, r.Execute); r.Execute == "guest-slow" {
+				<-time.After(10 * time.Second)
+			}
+			return "{\"return\": {}}\n"
+		}))
+		may := atomic.Bool{}
+		may.Store(true)
+		allowed := func() error {
+			if may.Load() {
+				return nil
+			}
+			return fault.New(fault.Denied, fault.Call, "the rules have changed")
+		}
+		go func() { _ = s.Execute(t.Context(), "guest-slow", nil, nil) }()
+		synctest.Wait()
+		waited := make(chan error, 1)
+		go func() { waited <- s.ExecuteIf(t.Context(), allowed, "guest-exec", nil, nil) }()
+		synctest.Wait()
+		may.Store(false)
+		if err := <-waited; !fault.Is(err, fault.Denied) {
+			t.Errorf("the command that waited: %v", err)
+		}
+		may.Store(true)
+		if err := s.ExecuteIf(t.Context(), allowed, "guest-ping", nil, nil); err != nil {
+			t.Errorf("the next command: %v", err)
+		}
+		if want := []string{"guest-slow", "guest-ping"}; !slices.Equal(asked, want) {
+			t.Errorf("the agent was asked %q, want %q", asked, want)
+		}
+	})
+}
+
 func TestExecute_Cancelled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s := inGuest(t, func(g *guest) {
@@ -281,7 +323,7 @@ func TestExecute_HostileGuest(t *testing.T) {
 	}
 }
 
-func TestRealAgent(t *testing.T) {
+func TestSession_RealAgent(t *testing.T) {
 	binary, err := exec.LookPath("qemu-ga")
 	if err != nil {
 		t.Skip("needs qemu-ga, of package qemu-guest-agent")

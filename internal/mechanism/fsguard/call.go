@@ -16,12 +16,10 @@ import (
 // answerTimeout bounds the time that a caller waits for a file system.
 const answerTimeout = 30 * time.Second
 
-// Do runs short work on an absolute path and waits for it, until ctx ends or answerTime
-// has passed. Work may access only the file at the path and its folder.
-// If the result comes too late it goes to discard,
-// which may be nil.
+// Do runs short work on an absolute path and waits for it, until ctx ends or answerTimeout has passed. The work may
+// access only the file at the path and its folder. A result that comes too late is passed to discard, which may be nil.
 func Do[T any](ctx context.Context, path string, work func() (T, error), discard func(T)) (T, error) {
-	return do(ctx, &process, path, work, discard)
+	return do(ctx, &processLimiters, path, work, discard)
 }
 
 // Run is Do for work without a result.
@@ -43,7 +41,7 @@ func do[T any](ctx context.Context, gs *limiters, path string, work func() (T, e
 	go func() {
 		var a answer
 		if a.err = v.walk(ctx, path); a.err == nil {
-			a.value, a.err = contained(path, work)
+			a.value, a.err = recovered(path, work)
 		}
 		v.leave()
 		select {
@@ -60,12 +58,12 @@ func do[T any](ctx context.Context, gs *limiters, path string, work func() (T, e
 	case <-ctx.Done():
 		var none T
 		return none, fault.Wrap(context.Cause(ctx), kindOf(ctx), fault.Host, "the file system at %s does not answer; stopped waiting for %s after %v",
-			v.where(), path, age(began))
+			v.mountName(), path, age(began))
 	}
 }
 
-// contained runs work so that a panic costs its caller alone.
-func contained[T any](path string, work func() (T, error)) (value T, err error) {
+// recovered runs work and returns a panic as an error, so that it does not end the daemon.
+func recovered[T any](path string, work func() (T, error)) (value T, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
 			err = fault.New(fault.Internal, fault.Host, "the call on %s panicked: %v", path, bug)
@@ -74,13 +72,12 @@ func contained[T any](path string, work func() (T, error)) (value T, err error) 
 	return work()
 }
 
-// RunLong waits for long work on open files, such as a sync,
-// until ctx ends. Path is used in the error only. The work continues
-// after the caller has given up; the caller bounds how many are started.
+// RunLong waits for long work on open files, such as a sync, until ctx ends. The path is used in errors only. The work
+// continues after the caller has given up, so the caller must bound how many it starts.
 func RunLong(ctx context.Context, path string, work func() error) error {
 	began, done := time.Now(), make(chan error, 1)
 	go func() {
-		_, err := contained(path, func() (struct{}, error) { return struct{}{}, work() })
+		_, err := recovered(path, func() (struct{}, error) { return struct{}{}, work() })
 		done <- err
 	}()
 	select {
@@ -91,12 +88,12 @@ func RunLong(ctx context.Context, path string, work func() error) error {
 	}
 }
 
-// call is a call on its way through the mounts of its path. It is on one mount at a
-// time, and holds a place there.
+// call is one Do while it follows its path through the mounts. It is on one mount at a time, and holds a slot of
+// its limiter.
 type call struct {
 	limiters *limiters
 
-	limiter *limiter // belongs to the goroutine that walks
+	limiter *limiter // of the present mount; used only by the goroutine that walks
 
 	mu   sync.Mutex
 	last *Mount // read by the caller, to name the mount
@@ -105,11 +102,10 @@ type call struct {
 // maxLinks bounds the symbolic links followed in a path, as the kernel does.
 const maxLinks = 40
 
-// walk follows a path through all its mounts to the last one, in the kernel's order:
-// a name before ".." is resolved, for it may be a link. Errors in
-// the path are left to the work.
+// walk follows a path through all its mounts to the last one, in the kernel's order: a name before ".." is resolved,
+// because it may be a link. It ignores errors in the path, because the work will find them.
 func (v *call) walk(ctx context.Context, path string) error {
-	if err := v.limiters.table.renew(); err != nil {
+	if err := v.limiters.table.refresh(); err != nil {
 		return err
 	}
 	var target [unix.PathMax]byte
@@ -137,8 +133,8 @@ func (v *call) walk(ctx context.Context, path string) error {
 	return v.enterDevice(ctx, at)
 }
 
-// enterDevice continues to the disk behind a block device. All device nodes lie on one
-// mount, and a disk that does not answer does not mean that the others are dead.
+// enterDevice continues to the disk behind a block device. All device nodes lie on one mount, and one disk that does
+// not answer must not count against the others.
 func (v *call) enterDevice(ctx context.Context, path string) error {
 	var s unix.Stat_t
 	if unix.Lstat(path, &s) != nil || s.Mode&unix.S_IFMT != unix.S_IFBLK {
@@ -152,7 +148,7 @@ func components(path string) []string {
 	return strings.FieldsFunc(path, func(c rune) bool { return c == '/' })
 }
 
-// enter moves to a mount, and waits for a place there.
+// enter moves to a mount, and waits for a slot there.
 func (v *call) enter(ctx context.Context, m Mount) error {
 	if v.limiter != nil && v.limiter.mount.ID == m.ID {
 		return nil
@@ -161,9 +157,9 @@ func (v *call) enter(ctx context.Context, m Mount) error {
 	v.mu.Lock()
 	v.last = &m
 	v.mu.Unlock()
-	g := v.limiters.use(m)
+	g := v.limiters.acquire(m)
 	if err := g.enter(ctx, v); err != nil {
-		v.limiters.done(g)
+		v.limiters.release(g)
 		return err
 	}
 	v.limiter = g
@@ -173,13 +169,13 @@ func (v *call) enter(ctx context.Context, m Mount) error {
 func (v *call) leave() {
 	if g := v.limiter; g != nil {
 		g.leave(v)
-		v.limiters.done(g)
+		v.limiters.release(g)
 		v.limiter = nil
 	}
 }
 
-// where names the mount of the call, or its last one.
-func (v *call) where() string {
+// mountName names the present mount of the call, or its last one.
+func (v *call) mountName() string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.last == nil {

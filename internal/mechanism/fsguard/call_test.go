@@ -154,7 +154,7 @@ func stall(t *testing.T, gs *limiters, path string) {
 	}
 }
 
-func TestDo_SlowMountIsNotDead(t *testing.T) {
+func TestDo_SlowMount(t *testing.T) {
 	gs, dir := &limiters{byID: map[int]*limiter{}}, t.TempDir()
 	stall(t, gs, dir)
 	if _, err := do(t.Context(), gs, dir, stat(dir), nil); !fault.Is(err, fault.Timeout) {
@@ -205,12 +205,12 @@ func TestDo_BurstOnDeadMount(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 	}
-	if now := threads(t); now > before+places+4 {
+	if now := threads(t); now > before+maxConcurrent+4 {
 		t.Errorf("%d threads, and %d before", now, before)
 	}
 }
 
-func TestDo_LateAnswerIsDiscarded(t *testing.T) {
+func TestDo_LateAnswer(t *testing.T) {
 	gs := &limiters{byID: map[int]*limiter{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	goOn, discarded := make(chan struct{}), make(chan int)

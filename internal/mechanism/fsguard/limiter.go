@@ -9,27 +9,27 @@ import (
 )
 
 // Bounds of the calls on one mount. On a healthy mount a call takes microseconds
-// to milliseconds, so places are free; a hard disk that spins up needs seconds.
+// to milliseconds, so slots are free; a hard disk that spins up needs seconds.
 const (
-	places    = 16              // calls at a time; also the threads that a dead mount holds
-	hungAfter = 2 * time.Second // after this a call counts as hung
-	maxHung   = 4               // with this many hung calls all further calls fail at once
+	maxConcurrent = 16              // calls at a time; also the threads that a dead mount holds
+	hungAfter     = 2 * time.Second // after this a call counts as hung
+	maxHung       = 4               // with this many hung calls all further calls fail at once
 )
 
 // limiter lets a bounded number of calls onto one mount.
 type limiter struct {
-	mount  Mount
-	places chan struct{}
+	mount Mount
+	slots chan struct{}
 
 	mu    sync.Mutex
-	calls map[*call]time.Time // calls that have a place, with their start
+	calls map[*call]time.Time // calls that have a slot, with their start
 	ended time.Time           // when the last call ended
-	users int                 // calls that have a place or wait for one; guarded by the limiters' lock
+	users int                 // calls that have a slot or wait for one; guarded by the limiters' lock
 }
 
-// hung counts the hung calls, and returns since when the first one hangs.
+// hungCalls counts the hung calls, and returns since when the first one hangs.
 // While other calls end the count is 0: the server is slow, not dead.
-func (g *limiter) hung() (count int, since time.Time) {
+func (g *limiter) hungCalls() (count int, since time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if time.Since(g.ended) < hungAfter {
@@ -47,16 +47,16 @@ func (g *limiter) hung() (count int, since time.Time) {
 	return count, since
 }
 
-// enter waits for a place. It fails at once if waiting cannot help.
+// enter waits for a slot. It fails at once if the mount counts as dead.
 func (g *limiter) enter(ctx context.Context, v *call) error {
-	if n, since := g.hung(); n >= maxHung {
+	if n, since := g.hungCalls(); n >= maxHung {
 		return fault.New(fault.Timeout, fault.Host, "the file system at %v has not answered for %v, and %d calls wait for it already",
 			g.mount, age(since), n)
 	}
 	select {
-	case g.places <- struct{}{}:
+	case g.slots <- struct{}{}:
 	case <-ctx.Done():
-		return fault.Wrap(context.Cause(ctx), kindOf(ctx), fault.Host, "all %d places for calls on the file system at %v are taken", places, g.mount)
+		return fault.Wrap(context.Cause(ctx), kindOf(ctx), fault.Host, "all %d places for calls on the file system at %v are taken", maxConcurrent, g.mount)
 	}
 	g.mu.Lock()
 	g.calls[v] = time.Now()
@@ -69,9 +69,10 @@ func (g *limiter) leave(v *call) {
 	delete(g.calls, v)
 	g.ended = time.Now()
 	g.mu.Unlock()
-	<-g.places
+	<-g.slots
 }
 
+// age returns the time since then, rounded for errors.
 func age(since time.Time) time.Duration { return time.Since(since).Round(time.Millisecond) }
 
 // kindOf returns Aborted or Timeout, by the reason why the wait ended.
@@ -90,23 +91,23 @@ type limiters struct {
 	byID map[int]*limiter
 }
 
-// process holds the limiters of this process, whose threads they protect.
-var process = limiters{byID: map[int]*limiter{}}
+// processLimiters are those of this process, whose threads they bound.
+var processLimiters = limiters{byID: map[int]*limiter{}}
 
-// use returns the limiter of a mount; done releases it.
-func (gs *limiters) use(m Mount) *limiter {
+// acquire returns the limiter of a mount, which release gives back.
+func (gs *limiters) acquire(m Mount) *limiter {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	g := gs.byID[m.ID]
 	if g == nil {
-		g = &limiter{mount: m, places: make(chan struct{}, places), calls: map[*call]time.Time{}}
+		g = &limiter{mount: m, slots: make(chan struct{}, maxConcurrent), calls: map[*call]time.Time{}}
 		gs.byID[m.ID] = g
 	}
 	g.users++
 	return g
 }
 
-func (gs *limiters) done(g *limiter) {
+func (gs *limiters) release(g *limiter) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	if g.users--; g.users == 0 {

@@ -32,8 +32,8 @@ type table struct {
 // At returns the topmost mount on a directory itself, if there is one. It reads
 // the kernel's list and does not touch the directory.
 func At(point string) (m Mount, there bool, err error) {
-	t := &process.table
-	if err := t.renew(); err != nil {
+	t := &processLimiters.table
+	if err := t.refresh(); err != nil {
 		return m, false, err
 	}
 	t.mu.Lock()
@@ -53,15 +53,15 @@ func (t *table) at(path string) Mount {
 	}
 }
 
-// renew reads the list if it has changed.
-func (t *table) renew() error {
+// refresh reads the list again if the kernel has changed it.
+func (t *table) refresh() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return fault.Wrap(t.read(), fault.Failed, fault.Host, "cannot read /proc/self/mountinfo")
+	return fault.Wrap(t.refreshLocked(), fault.Failed, fault.Host, "cannot read /proc/self/mountinfo")
 }
 
-// read is renew with the lock held.
-func (t *table) read() error {
+// refreshLocked is renew with the lock held.
+func (t *table) refreshLocked() error {
 	if t.file == nil {
 		// os.Open would register the file with the runtime's poller, which would consume the change events.
 		fd, err := unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -72,7 +72,7 @@ func (t *table) read() error {
 	} else if !t.changed() {
 		return nil
 	}
-	text, err := io.ReadAll(io.NewSectionReader(t.file, 0, maxList))
+	text, err := io.ReadAll(io.NewSectionReader(t.file, 0, maxTableBytes))
 	if err != nil {
 		_ = t.file.Close() // only read from; the next call opens it again
 		t.file = nil
@@ -85,9 +85,9 @@ func (t *table) read() error {
 	return nil
 }
 
-// maxList bounds the list in bytes: a line has hundreds, and the kernel allows
-// a hundred thousand mounts.
-const maxList = 64 << 20
+// maxTableBytes bounds the list in bytes: a line has hundreds, and the kernel allows
+// a hundred thousand mounts (fs.mount-max).
+const maxTableBytes = 64 << 20
 
 // changed polls the kernel, which reports each change once per open file.
 func (t *table) changed() bool {

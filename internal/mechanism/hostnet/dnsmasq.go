@@ -44,15 +44,14 @@ func DnsmasqIn(data, run, name string) DnsmasqFiles {
 	}
 }
 
-// DnsmasqContent is what one dnsmasq serves, as the texts of its files. Config
-// is without the options that name files, user and process: those are added
-// when it is written.
+// DnsmasqContent holds the texts of a dnsmasq's files. Config has no options that
+// name files, user and process: these are added when it is written.
 type DnsmasqContent struct {
 	Config, Hosts, Names string
 }
 
-// maxLine is how much of a line dnsmasq reads at a time, in bytes with the newline. It reads the rest as another
-// line, with whatever option that contains: a program that dnsmasq runs as root, or a file that it writes.
+// maxLine is the length up to which dnsmasq reads a line, in bytes with the newline. It reads the rest as another
+// line, which could be any option: a program that dnsmasq runs as root, or a file that it writes.
 const maxLine = 1024
 
 // Check refuses lines that dnsmasq would read as several. Lines of Names may be long: dnsmasq reads them word by word.
@@ -173,8 +172,8 @@ func runDnsmasq(ctx context.Context, program, config string) error {
 }
 
 // AdoptDnsmasq returns the running dnsmasq that an earlier daemon started with
-// these files. If p is given, it must be that very process. An error means that
-// the process has ended, and that a new one is needed.
+// these files. If p is given, it must be the same process. An error means that the
+// process has ended, and that a new one is needed.
 func AdoptDnsmasq(f DnsmasqFiles, p *Process) (*Dnsmasq, error) { return f.hold(p) }
 
 func (f DnsmasqFiles) hold(want *Process) (*Dnsmasq, error) {

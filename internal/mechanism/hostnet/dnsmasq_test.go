@@ -42,7 +42,7 @@ func waitEnded(t *testing.T, d *Dnsmasq) {
 }
 
 // Promise: I20
-func TestDnsmasqIsAdoptedAndStopped(t *testing.T) {
+func TestDnsmasq_AdoptedAndStopped(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	f, c := service(t, "dbr0", "10.8.0")
 	d, err := StartDnsmasq(within10s(t), f, c)
@@ -76,7 +76,7 @@ func TestDnsmasqIsAdoptedAndStopped(t *testing.T) {
 	}
 }
 
-func TestHangingDnsmasqIsStoppedInTime(t *testing.T) {
+func TestDnsmasq_HangingAtStop(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	f, c := service(t, "dbr1", "10.8.1")
 	d, err := StartDnsmasq(within10s(t), f, c)
@@ -86,7 +86,7 @@ func TestHangingDnsmasqIsStoppedInTime(t *testing.T) {
 	waitEnded(t, d)
 }
 
-func TestDnsmasqSaysWhatIsWrong(t *testing.T) {
+func TestDnsmasq_StartError(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	f, c := service(t, "dbr2", "10.8.2")
 	c.Config += "no-such-option\n"
@@ -97,7 +97,7 @@ func TestDnsmasqSaysWhatIsWrong(t *testing.T) {
 
 // dnsmasq reads a long line as several: text that a client puts into a network, placed after as much as dnsmasq
 // reads at a time, would become an option of its own. dnsmasq must not write a file that such an option names.
-func TestNoLineBecomesTwo(t *testing.T) {
+func TestDnsmasq_LineBreakInValue(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	f, c := service(t, "dbr4", "10.8.4")
 	const boot, most = "dhcp-boot=", 1023
@@ -118,7 +118,7 @@ func TestNoLineBecomesTwo(t *testing.T) {
 	ok(t, d.Stop(within10s(t)))
 }
 
-func TestDnsmasqThatDiesIsNoticed(t *testing.T) {
+func TestDnsmasq_Death(t *testing.T) {
 	linktest.Need(t, "dnsmasq")
 	f, c := service(t, "dbr3", "10.8.3")
 	d, err := StartDnsmasq(within10s(t), f, c)

@@ -21,14 +21,14 @@ import (
 //
 //	chain forward      hook forward:     iifname vmap @leaving, then oifname vmap @entering
 //	chain postrouting  hook postrouting: iifname vmap @translated
-//	chain BRIDGE_out   what guests behind the bridge may send on; ends in a refusal
-//	chain BRIDGE_in    what may reach them; ends in a refusal
-//	chain BRIDGE_nat   under which address it leaves
+//	chain BRIDGE_out   packets that guests behind the bridge send on: accepts some, refuses all else
+//	chain BRIDGE_in    packets to these guests: accepts some, refuses all else
+//	chain BRIDGE_nat   source addresses of packets that leave
 //
-// so that a packet costs two look-ups however many networks there are, and a
-// network's rules are replaced or removed in one transaction without touching
-// another's. Nothing is kept about input: nftables cannot admit what some
-// other table refuses, and none of our rules refuses a guest's DHCP or DNS.
+// A packet costs two look-ups, whatever the number of networks. A network's rules
+// are replaced or removed in one transaction, without a change to another's. There
+// is no chain for input: nftables cannot accept a packet that another table refuses,
+// and no rule of this table refuses a guest's DHCP or DNS.
 type Firewall struct {
 	table nftables.Table
 	// mu makes one unit of a read of the table and the transactions that depend on
@@ -263,7 +263,7 @@ func (f *Firewall) lay(c *nftables.Conn, maps [3]*nftables.Set) error {
 	return nil
 }
 
-// linkKey is the name of a link as the kernel compares it: zero-padded.
+// linkKey returns the name of a link as the kernel compares it: zero-padded.
 func linkKey(name string) []byte {
 	var key [MaxName + 1]byte
 	copy(key[:], name)

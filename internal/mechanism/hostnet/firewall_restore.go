@@ -105,7 +105,7 @@ func (f *Firewall) applyAgain(bridges []string) error {
 	return again(slices.Sorted(maps.Keys(f.applied)))
 }
 
-// FirewallWatch receives what other programs remove from the table of a Firewall.
+// FirewallWatch reports removals from the table of a Firewall by other programs.
 type FirewallWatch struct {
 	conn        *netlink.Conn
 	table, self string
@@ -157,7 +157,7 @@ func (w *FirewallWatch) Next(ctx context.Context) (by string, err error) {
 }
 
 // hear reads one message. The kernel sends the parts of a transaction one by one, and at its end the name of the
-// program that made it. A transaction of this very program is no loss.
+// program that made it. A transaction of this program itself is no loss.
 func (w *FirewallWatch) hear(m netlink.Message) (by string) {
 	kind := uint16(m.Header.Type)
 	if kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < 4 {

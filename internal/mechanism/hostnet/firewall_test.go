@@ -21,7 +21,7 @@ func ruleset(t *testing.T) string {
 	return string(out)
 }
 
-func TestRulesComeAndGoWithTheirNetwork(t *testing.T) {
+func TestFirewall_NetworkLife(t *testing.T) {
 	linktest.Need(t, "nft")
 	f := NewFirewall("lodge_test")
 	nat := ForwardRules{
@@ -101,10 +101,10 @@ func chains(t *testing.T) string {
 	return strings.Join(parts, "\n")
 }
 
-// TestWhatAnotherProgramTakesOfTheFirewall removes the table and each kind of its parts:
+// TestFirewall_RulesRemovedByAnotherProgram removes the table and each kind of its parts:
 // each removal is noticed, the rules are put back as they were, and rules of other programs stay.
 // Promise: F23
-func TestWhatAnotherProgramTakesOfTheFirewall(t *testing.T) {
+func TestFirewall_RulesRemovedByAnotherProgram(t *testing.T) {
 	linktest.Need(t, "nft")
 	f := twoBridges(t)
 	whole := chains(t)
@@ -151,10 +151,10 @@ func TestWhatAnotherProgramTakesOfTheFirewall(t *testing.T) {
 	}
 }
 
-// TestOwnAndForeignChangesAreNoLoss: the program's own changes to its table do not count as a loss.
+// TestFirewall_ChangesWithoutLoss: the program's own changes to its table do not count as a loss.
 // Neither do rules that others add to it, nor changes of other tables.
 // Promise: F23
-func TestOwnAndForeignChangesAreNoLoss(t *testing.T) {
+func TestFirewall_ChangesWithoutLoss(t *testing.T) {
 	linktest.Need(t, "nft")
 	f := twoBridges(t)
 	w, err := f.Watch()
@@ -175,10 +175,10 @@ func TestOwnAndForeignChangesAreNoLoss(t *testing.T) {
 	}
 }
 
-// TestNotificationsThatAreLostAreALoss: if the kernel had no space for a notification, rules may
+// TestFirewall_LostNotifications: if the kernel had no space for a notification, rules may
 // have been removed.
 // Promise: F23
-func TestNotificationsThatAreLostAreALoss(t *testing.T) {
+func TestFirewall_LostNotifications(t *testing.T) {
 	linktest.Need(t, "nft")
 	f := twoBridges(t)
 	w, err := f.Watch()

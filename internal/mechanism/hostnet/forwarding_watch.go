@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// ForwardingWatch receives when another program turns off the host's routing between its links.
+// ForwardingWatch reports that another program turned off the host's routing between its links.
 type ForwardingWatch struct{ conn *netlink.Conn }
 
 // WatchForwarding starts listening. Only Forward finds a change that was made before.
@@ -50,7 +50,7 @@ func (w *ForwardingWatch) Next(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// What the kernel's messages of settings hold, by its linux/netconf.h.
+// Values in the kernel's messages about settings, from linux/netconf.h.
 const (
 	netconfHeader     = 4 // the family, and three bytes that say nothing
 	netconfInterface  = 1

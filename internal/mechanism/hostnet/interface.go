@@ -157,7 +157,7 @@ func SetIsolated(name string, on bool) error {
 	return change(name, "isolate", func(l netlink.Link) error { return netlink.LinkSetIsolated(l, on) })
 }
 
-// Remove deletes a link. That it is gone already is not an error.
+// Remove deletes a link. A missing link is no error.
 func Remove(name string) error { return RemoveSame(name, 0) }
 
 // RemoveSame is Remove for the link with this index: another link that has the name

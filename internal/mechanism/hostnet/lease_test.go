@@ -40,7 +40,7 @@ func TestParseLeases(t *testing.T) {
 
 // A guest's host name may be as long as a packet: it must not hide the leases of others.
 // Promise: X6
-func TestALongIdentityHidesNoOtherLease(t *testing.T) {
+func TestParseLeases_LongIdentity(t *testing.T) {
 	long := "1763658001 77 fd00::99 * " + strings.Repeat("00:", 20_000) + "00\n"
 	want, err := ParseLeases(strings.NewReader(leaseFile))
 	if err != nil {
@@ -53,7 +53,7 @@ func TestALongIdentityHidesNoOtherLease(t *testing.T) {
 	}
 }
 
-func TestNoLeaseFileIsNoLease(t *testing.T) {
+func TestReadLeases_NoFile(t *testing.T) {
 	if leases, err := ReadLeases(t.TempDir() + "/none"); len(leases) != 0 || err != nil {
 		t.Fatal(leases, err)
 	}

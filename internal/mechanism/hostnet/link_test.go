@@ -44,7 +44,7 @@ func bridge(t *testing.T, name string) {
 	ok(t, SetUp(name))
 }
 
-func TestBridgeIsMadeAsAsked(t *testing.T) {
+func TestBridge_Settings(t *testing.T) {
 	linktest.Need(t)
 	mac, _ := net.ParseMAC("52:54:00:11:22:33")
 	ok(t, CreateBridge(Bridge{Name: "lbr0", MAC: mac, MTU: 1400, STP: true, Delay: 7 * time.Second}))
@@ -83,7 +83,7 @@ func TestBridgeIsMadeAsAsked(t *testing.T) {
 	}
 }
 
-func TestTapLivesAsLongAsItsFiles(t *testing.T) {
+func TestTap_LifeOfItsFiles(t *testing.T) {
 	linktest.Need(t)
 	bridge(t, "lbr1")
 	mac, _ := net.ParseMAC("fe:54:00:11:22:33")
@@ -112,7 +112,7 @@ func TestTapLivesAsLongAsItsFiles(t *testing.T) {
 	}
 }
 
-func TestFailedTapLeavesNothing(t *testing.T) {
+func TestTap_Failed(t *testing.T) {
 	linktest.Need(t)
 	for _, persistent := range []bool{false, true} {
 		if _, err := OpenTap(Tap{Name: "ltap1", Bridge: "no-such-bridge", Persistent: persistent}); !fault.Is(err, fault.NotFound) {
@@ -124,7 +124,7 @@ func TestFailedTapLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestPersistentTapStays(t *testing.T) {
+func TestTap_Persistent(t *testing.T) {
 	linktest.Need(t)
 	files, err := OpenTap(Tap{Name: "ltap2", Persistent: true, Owner: 65534})
 	ok(t, err)
@@ -134,7 +134,7 @@ func TestPersistentTapStays(t *testing.T) {
 	ok(t, Remove("ltap2"))
 }
 
-func TestMacvtapInEachMode(t *testing.T) {
+func TestMacvtap_EachMode(t *testing.T) {
 	linktest.Need(t)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "lparent"
@@ -168,7 +168,7 @@ func TestMacvtapInEachMode(t *testing.T) {
 	}
 }
 
-func TestVHostOrItsReason(t *testing.T) {
+func TestVHost_OpenOrReason(t *testing.T) {
 	files, err := OpenVHost(2)
 	if err == nil {
 		defer closeAll(files)
@@ -182,7 +182,7 @@ func TestVHostOrItsReason(t *testing.T) {
 	}
 }
 
-func TestCountersAndNeighboursSeeTraffic(t *testing.T) {
+func TestLink_CountersAndNeighbours(t *testing.T) {
 	linktest.Need(t)
 	bridge(t, "lbr2")
 	ok(t, AddAddress("lbr2", netip.MustParsePrefix("10.9.7.1/24")))

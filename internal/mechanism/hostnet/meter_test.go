@@ -10,9 +10,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// TestTheMeterCountsAsTheListingDoes sends a packet over the loopback between two
+// TestMeter_SameAsListing sends a packet over the loopback between two
 // readings.
-func TestTheMeterCountsAsTheListingDoes(t *testing.T) {
+func TestMeter_SameAsListing(t *testing.T) {
 	m, err := OpenMeter()
 	if err != nil {
 		t.Fatal(err)
@@ -57,8 +57,8 @@ func TestTheMeterCountsAsTheListingDoes(t *testing.T) {
 	}
 }
 
-// TestCutOffAnswersAreErrors parses every prefix of an answer.
-func TestCutOffAnswersAreErrors(t *testing.T) {
+// TestMeter_TruncatedAnswers parses every prefix of an answer.
+func TestMeter_TruncatedAnswers(t *testing.T) {
 	whole := make([]byte, headerSize+statsSize+attrSize+8*counters)
 	binary.NativeEndian.PutUint16(whole[4:], newStats)
 	attr := whole[headerSize+statsSize:]

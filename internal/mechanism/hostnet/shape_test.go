@@ -6,7 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/hostnet/linktest"
 )
 
-func TestATapSendsNoFasterThanItsShape(t *testing.T) {
+func TestShape_TapRate(t *testing.T) {
 	linktest.Need(t)
 	files, err := OpenTap(Tap{Name: "lshape0", Up: true})
 	ok(t, err)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestFolderWatch_TellsWhatIsWritten(t *testing.T) {
+func TestFolderWatch_Writes(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.leases")
 	if err := os.WriteFile(path, []byte("old"), 0o600); err != nil {

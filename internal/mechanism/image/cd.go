@@ -41,7 +41,7 @@ const (
 	cdData
 )
 
-// CD makes an ISO 9660 file system with one directory. Each name is there twice: in capitals as ISO 9660
+// CD makes an ISO 9660 file system with one directory. Each name is in it twice: in capitals as ISO 9660
 // requires, and unchanged in Joliet's form.
 func CD(label string, files []CDFile, made time.Time) ([]byte, error) {
 	files = slices.SortedFunc(slices.Values(files), func(a, b CDFile) int { return cmp.Compare(a.Name, b.Name) })

@@ -55,7 +55,7 @@ func fromUCS2(b []byte) string {
 }
 
 // Promise: H3
-func TestCD_IsReadable(t *testing.T) {
+func TestCD_Read(t *testing.T) {
 	want := map[string]string{"user-data": "#cloud-config\n", "meta-data": strings.Repeat("x", 5000), "empty": ""}
 	var files []CDFile
 	for name, data := range want {

@@ -32,10 +32,11 @@ func Open(path string) (*os.File, error) {
 }
 
 // OpenAs is Open with another access mode: unix.O_RDONLY or unix.O_RDWR.
-func OpenAs(path string, mode int) (*os.File, error) { return OpenHeld(path, mode, nil) }
+func OpenAs(path string, mode int) (*os.File, error) { return OpenWithin(path, mode, nil) }
 
-// OpenHeld is OpenAs for a path from a client that is restricted to folders.
-func OpenHeld(path string, mode int, folders []string) (f *os.File, err error) {
+// OpenWithin is OpenAs for a path from a restricted client: below its folders, no link is followed (see WithFile).
+// It does not check that the path lies in one of them; package authz does, and OpenChain for each layer.
+func OpenWithin(path string, mode int, folders []string) (f *os.File, err error) {
 	err = WithFile(path, folders, func(at string, nofollow int) error {
 		fd, err := unix.Open(at, unix.O_PATH|unix.O_CLOEXEC|nofollow, 0)
 		if err != nil {

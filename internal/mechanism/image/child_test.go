@@ -25,10 +25,10 @@ func script(t *testing.T, text string) *Tool {
 	return tool
 }
 
-// TestTool_HasNoAccessToTheHost: an image that takes control of the qemu-img that reads it
+// TestTool_HostAccess: an image that takes control of the qemu-img that reads it
 // reaches the images that qemu-img was given, and nothing else of the host.
 // Promise: I3
-func TestTool_HasNoAccessToTheHost(t *testing.T) {
+func TestTool_HostAccess(t *testing.T) {
 	if quarters() == nil {
 		t.Skip("no chambers can be made here")
 	}
@@ -85,9 +85,9 @@ exit 0
 	}
 }
 
-// TestTool_LeavesNoProcess: processes that the tool started end with it.
+// TestTool_ChildProcesses: processes that the tool started end with it.
 // Promise: I3
-func TestTool_LeavesNoProcess(t *testing.T) {
+func TestTool_ChildProcesses(t *testing.T) {
 	if quarters() == nil {
 		t.Skip("no chambers can be made here")
 	}
@@ -119,7 +119,7 @@ func TestTool_LeavesNoProcess(t *testing.T) {
 	}
 }
 
-func TestTool_StoppedProcessIsKilled(t *testing.T) {
+func TestTool_StoppedProcess(t *testing.T) {
 	tool := script(t, "kill -STOP $$")
 	tool.stopped = 60 * time.Millisecond
 	err := tool.run(t.Context(), bounds{}, nil, nil)
@@ -136,9 +136,9 @@ func TestTool_SlowProcessRunsOn(t *testing.T) {
 	}
 }
 
-// TestMake_EncryptionIsRetried uses a tool that cannot measure the speed of the processor, at first
+// TestMake_EncryptionRetry uses a tool that cannot measure the speed of the processor, at first
 // or ever.
-func TestMake_EncryptionIsRetried(t *testing.T) {
+func TestMake_EncryptionRetry(t *testing.T) {
 	for name, c := range map[string]struct {
 		fails int
 		made  bool

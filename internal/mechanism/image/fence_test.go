@@ -11,7 +11,7 @@ import (
 // A relative path lies in no folder. It is refused, because it would be resolved from the root.
 func TestFence_RefusesRelativePaths(t *testing.T) {
 	for _, folders := range [][]string{nil, {"/srv/build"}} {
-		if f, err := OpenHeld("etc/hostname", unix.O_RDONLY, folders); f != nil || !fault.Is(err, fault.Invalid) {
+		if f, err := OpenWithin("etc/hostname", unix.O_RDONLY, folders); f != nil || !fault.Is(err, fault.Invalid) {
 			t.Errorf("held to %v, it opens %v, %v", folders, f, err)
 		}
 		called := false

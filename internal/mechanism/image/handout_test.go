@@ -12,11 +12,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// TestOpenForQEMU_HeaderCannotBeReplaced: a writer that changes the header of an image after the daemon has read
+// TestOpenForQEMU_ReplacedHeader: a writer that changes the header of an image after the daemon has read
 // it, and before QEMU does, could make QEMU open any file it names. From OpenForQEMU on the image counts as in
 // use, so an upload is refused.
 // Promise: X2
-func TestOpenForQEMU_HeaderCannotBeReplaced(t *testing.T) {
+func TestOpenForQEMU_ReplacedHeader(t *testing.T) {
 	f := empty(t, "image")
 	err := tool(t).Make(t.Context(), f, Plan{Format: Qcow2, Virtual: 1 << 20})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 // Format is the name of an image format in libvirt's XML.
 type Format string
 
-// The formats that are told apart. A LUKS container counts as raw and encrypted
+// The formats that Inspect distinguishes. A LUKS container counts as raw and encrypted
 // if its format is not declared.
 const (
 	Raw   Format = "raw"

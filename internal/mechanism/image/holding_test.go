@@ -11,7 +11,7 @@ import (
 // A caller that gives up on a file system that hangs closes the file. The operation that it waited for still uses
 // the descriptor number, so no other file may get that number before the operation ends.
 // Promise: X2
-func TestWithDescriptor_KeepsTheNumber(t *testing.T) {
+func TestWithDescriptor_Number(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -183,7 +183,7 @@ func TestPlan_Refused(t *testing.T) {
 }
 
 // Promise: X2
-func TestInspect_DeclaredRawStaysRaw(t *testing.T) {
+func TestInspect_DeclaredRaw(t *testing.T) {
 	tool := tool(t)
 	dir := t.TempDir()
 	secret, disk := filepath.Join(dir, "secret"), filepath.Join(dir, "disk")
@@ -214,7 +214,7 @@ func TestInspect_DeclaredRawStaysRaw(t *testing.T) {
 	}
 }
 
-func TestInspect_LUKSOnlyWhenUndeclared(t *testing.T) {
+func TestInspect_UndeclaredLUKS(t *testing.T) {
 	f := empty(t, "luks")
 	head := make([]byte, mib)
 	copy(head, "LUKS\xba\xbe\x00\x01")
@@ -563,7 +563,7 @@ func TestInUse_SeesQEMU(t *testing.T) {
 	}
 }
 
-func TestProgressInPieces(t *testing.T) {
+func TestProgress_InPieces(t *testing.T) {
 	var got []float64
 	p := &progress{tell: func(share float64) { got = append(got, share) }}
 	for _, piece := range []string{"    (0.00/100%)\r  (1", "2.50/10", "0%)\r (x/100%) (", strings.Repeat("9", 100), "(100.00/100%)\n"} {

@@ -25,7 +25,7 @@ const (
 	Full     Preallocation = "full"
 )
 
-// Plan says what image to make.
+// Plan describes an image to make.
 type Plan struct {
 	Format        Format
 	Virtual       uint64 // bytes

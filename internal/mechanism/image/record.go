@@ -73,7 +73,7 @@ func withDescriptor(f *os.File, do func() error) error {
 	return errors.Join(err, done)
 }
 
-// RecordBeforeWrite records what a file's header says before a client writes raw bytes to it. A different
+// RecordBeforeWrite records the backing file that a file's header names, before a client writes raw bytes to it. A different
 // header written later is refused. An existing record stays.
 func RecordBeforeWrite(f *os.File) error {
 	return withDescriptor(f, func() error { return recordBeforeWrite(f) })

@@ -120,7 +120,7 @@ func TestCheckNoWriter_NetworkFileSystem(t *testing.T) {
 
 // The daemon cannot tell which processes still have a block device open to write, so its record stays.
 // Promise: X2
-func TestRemoveRecord_BlockDeviceKeepsIt(t *testing.T) {
+func TestRemoveRecord_BlockDevice(t *testing.T) {
 	tool(t)
 	dir := t.TempDir()
 	base, other, file := filepath.Join(dir, "base"), filepath.Join(dir, "other"), filepath.Join(dir, "file")
@@ -299,7 +299,7 @@ func TestRecordBeforeWrite_RawBytesBecomeAHeader(t *testing.T) {
 // The file that the header of a user's image names is opened if the user may read it, by the modes of the file and
 // of the folders on its path. A file that the header of root's image names is always opened.
 // Promise: X11
-func TestOpenChain_OwnerMustBeAbleToRead(t *testing.T) {
+func TestOpenChain_UnreadableForOwner(t *testing.T) {
 	tool(t)
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it makes files of others'")

@@ -79,7 +79,7 @@ func TestToolRecord_CompromisedTool(t *testing.T) {
 
 // A record that another operation makes while the tool has an image, such as the start of a guest, stays when the
 // tool has ended. No operation removes it while the tool has the image, not even another run of the tool.
-func TestToolRecord_KeepsRecordsOfOthers(t *testing.T) {
+func TestToolRecord_OtherDaemons(t *testing.T) {
 	tool(t)
 	disk := filepath.Join(t.TempDir(), "disk")
 	qemuImg(t, "create", "-q", "-f", "qcow2", disk, "1M")

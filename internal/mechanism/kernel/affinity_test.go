@@ -12,7 +12,7 @@ import (
 
 // Threads can be bound on hosts with more than a thousand processors, too. The kernel ignores processors
 // that this host does not have.
-func TestThreadsAreBoundToProcessorsOfHighNumbers(t *testing.T) {
+func TestSetAffinity_HighNumbers(t *testing.T) {
 	runtime.LockOSThread() // and never unlocked: the thread ends with the test
 	before, err := kernel.Affinity(unix.Gettid())
 	if err != nil || before.IsEmpty() {

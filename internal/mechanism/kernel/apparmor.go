@@ -33,7 +33,7 @@ func (r Root) appArmorLabel(pid string) string {
 	return ""
 }
 
-// cutMode parts a label, "NAME (MODE)".
+// cutMode splits a label "NAME (MODE)".
 func cutMode(label string) (name, mode string) {
 	if i := strings.LastIndex(label, " ("); i > 0 && strings.HasSuffix(label, ")") {
 		return label[:i], label[i+2 : len(label)-1]

@@ -90,7 +90,7 @@ var driveNames = []struct{ prefix, kind string }{
 	{"fd", "floppy"},
 }
 
-// nameKind tells the kind from the name when udev does not.
+// nameKind sets the kind by the name if udev has no record of it.
 func (d *BlockDevice) nameKind() {
 	if d.Kind != "" {
 		return
@@ -103,7 +103,7 @@ func (d *BlockDevice) nameKind() {
 	}
 }
 
-// udevRecord is what udev stored about a device.
+// udevRecord is udev's stored record of a device.
 type udevRecord struct {
 	properties map[string]string
 	links      []string

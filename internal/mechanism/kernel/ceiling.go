@@ -15,7 +15,7 @@ type Ceiling struct {
 	Max, Used uint64
 }
 
-// Left is what the ceiling still allows.
+// Left returns the amount that the ceiling still allows.
 func (c Ceiling) Left() uint64 { return c.Max - min(c.Used, c.Max) }
 
 // counters are the ceilings with a usage count in the kernel, by name: the files below

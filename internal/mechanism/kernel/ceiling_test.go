@@ -49,7 +49,7 @@ func TestCeilings(t *testing.T) {
 	}
 }
 
-func TestCeilingsOfThisHost(t *testing.T) {
+func TestCeilings_ThisHost(t *testing.T) {
 	all, err := kernel.Root{}.Ceilings()
 	if err != nil {
 		t.Fatal(err)

@@ -305,7 +305,7 @@ func makeGroup(dir string) error {
 	return nil
 }
 
-// removeGroup removes one directory; one that is not there is fine.
+// removeGroup removes one directory. A missing one is no error.
 func removeGroup(dir string) error {
 	err := os.Remove(dir)
 	if errors.Is(err, fs.ErrNotExist) {

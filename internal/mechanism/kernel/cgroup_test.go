@@ -162,7 +162,7 @@ func testGroupLife(t *testing.T, c *kernel.Cgroups) {
 	}
 }
 
-func TestGroupLife(t *testing.T) {
+func TestGroup_Life(t *testing.T) {
 	testGroupLife(t, openLive(t, kernel.Root{}))
 }
 
@@ -189,7 +189,7 @@ func openUnified(t *testing.T) *kernel.Cgroups {
 	return c
 }
 
-func TestGroupLifeUnified(t *testing.T) { testGroupLife(t, openUnified(t)) }
+func TestGroup_LifeUnified(t *testing.T) { testGroupLife(t, openUnified(t)) }
 
 // pagesVariable makes the test binary take a huge page of this size when it reads a line.
 const pagesVariable = "KERNEL_TEST_PAGES"
@@ -243,10 +243,10 @@ func withHugePages(t *testing.T) int {
 	return kib << 10
 }
 
-// TestHugePagesOfAGroup: the processes of a group get as many of the host's huge pages as the group's limit allows,
+// TestGroup_HugePages: the processes of a group get as many of the host's huge pages as the group's limit allows,
 // and can reserve no others. A memory limit does not count huge pages.
 // Promise: I2
-func TestHugePagesOfAGroup(t *testing.T) {
+func TestGroup_HugePages(t *testing.T) {
 	for version, open := range map[int]func(*testing.T) *kernel.Cgroups{
 		1: func(t *testing.T) *kernel.Cgroups { t.Helper(); return openLive(t, kernel.Root{}) }, 2: openUnified,
 	} {
@@ -305,7 +305,7 @@ func takesPages(t *testing.T, g *kernel.Group, size int) string {
 	return ""
 }
 
-func TestLimitsOnLiveHost(t *testing.T) {
+func TestLimits_LiveHost(t *testing.T) {
 	c := openLive(t, kernel.Root{})
 	if c.Version() != 1 {
 		t.Skip("this is for hosts with version 1 control groups")
@@ -402,7 +402,7 @@ func killWithin(tree string) {
 // The kernel lists a process of the group that is outside this PID namespace as 0. A signal to 0 would reach
 // every process in the daemon's own process group.
 // Promise: I1, I21
-func TestWhatCannotBeNamedIsNotKilled(t *testing.T) {
+func TestKill_PIDOutsideNamespace(t *testing.T) {
 	_, dir := unified(t)
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -418,7 +418,7 @@ func TestWhatCannotBeNamedIsNotKilled(t *testing.T) {
 
 // A process that was listed may have ended since: another process that has its number by then must survive.
 // Promise: I21
-func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
+func TestKill_ProcessLeftGroup(t *testing.T) {
 	c, dir := unified(t)
 	pid := stayer(t)
 	list, empty := filepath.Join(dir, "cgroup.procs"), filepath.Join(dir, "empty")
@@ -445,7 +445,7 @@ func TestWhoIsNoLongerInTheGroupIsNotKilled(t *testing.T) {
 
 // If a daemon is killed between the two halves of a new cpuset, the next daemon fills the second one.
 // Promise: F1
-func TestACPUSetThatWasHalfFilledIsFilled(t *testing.T) {
+func TestGroup_CPUSetHalfFilled(t *testing.T) {
 	dir := t.TempDir()
 	kerneltest.Write(t, dir, `proc/self/mountinfo = 30 23 0:26 / /c rw - cgroup cgroup rw,cpuset
 c/cpuset.cpus = 0-3
@@ -465,7 +465,7 @@ c/lodge/guest-a/cpuset.mems =
 	}
 }
 
-func TestLimitsUnified(t *testing.T) {
+func TestLimits_Unified(t *testing.T) {
 	c, dir := unified(t)
 	g := c.Guest("a")
 	absent, err := g.Apply(kernel.Limits{
@@ -504,7 +504,7 @@ func TestLimitsUnified(t *testing.T) {
 }
 
 // Guests also run on hosts without control groups: groups have no effect there, and report that.
-func TestHostWithoutControlGroups(t *testing.T) {
+func TestCgroups_None(t *testing.T) {
 	for name, mount := range map[string]string{
 		"no mount":          "23 1 0:21 / / rw - ext4 /dev/vda rw",
 		"not writable here": "30 23 0:26 / /gone rw - cgroup cgroup rw,cpu,cpuacct",

@@ -12,10 +12,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// TestConfinedProgramsHaveWhatIsNamed: a program that root starts has the capabilities
+// TestRunConfined_Capabilities: a program that root starts has the capabilities
 // that were kept and no other. The daemon keeps all of its own.
 // Promise: I20
-func TestConfinedProgramsHaveWhatIsNamed(t *testing.T) {
+func TestRunConfined_Capabilities(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root has capabilities to give up")
 	}
@@ -42,10 +42,10 @@ func TestConfinedProgramsHaveWhatIsNamed(t *testing.T) {
 	}
 }
 
-// TestConfinedProgramsHaveNoKeysOfOthers: programs that talk to guests cannot read the keys in the
+// TestRunConfined_Keyrings: programs that talk to guests cannot read the keys in the
 // session keyring of the user that started the daemon.
 // Promise: I20
-func TestConfinedProgramsHaveNoKeysOfOthers(t *testing.T) {
+func TestRunConfined_Keyrings(t *testing.T) {
 	session := func() int {
 		id, err := unix.KeyctlGetKeyringID(unix.KEY_SPEC_SESSION_KEYRING, false)
 		if err != nil {

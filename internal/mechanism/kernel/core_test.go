@@ -9,11 +9,11 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// TestNoCoreOfTheDaemonAndWhatItStarts: after ForbidCore a process, and the processes
+// TestForbidCore_DaemonAndChildren: after ForbidCore a process, and the processes
 // that it starts, have the limit that makes the kernel neither write a core nor hand one
 // to a program. It runs in a process of its own, because the limit cannot be raised again.
 // Promise: K7
-func TestNoCoreOfTheDaemonAndWhatItStarts(t *testing.T) {
+func TestForbidCore_DaemonAndChildren(t *testing.T) {
 	const variable = "LODGE_TEST_FORBID_CORE"
 	if os.Getenv(variable) != "" {
 		if err := kernel.ForbidCore(); err != nil {
@@ -26,7 +26,7 @@ func TestNoCoreOfTheDaemonAndWhatItStarts(t *testing.T) {
 		t.Logf("%s", out)
 		return
 	}
-	again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestNoCoreOfTheDaemonAndWhatItStarts$", "-test.v")
+	again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestForbidCore_DaemonAndChildren$", "-test.v")
 	again.Env = append(os.Environ(), variable+"=1")
 	out, err := again.CombinedOutput()
 	if err != nil {

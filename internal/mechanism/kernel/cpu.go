@@ -74,9 +74,9 @@ type Processor struct {
 	// Family, ModelNumber and Stepping are x86's signature; -1 elsewhere.
 	Family, ModelNumber, Stepping int
 	Microcode                     uint64
-	// MHz is the clock rate at the time of reading, 0 where it is not told.
+	// MHz is the clock rate at the time of reading; 0: the kernel does not report it.
 	MHz float64
-	// PhysicalBits is the width of physical addresses, 0 where it is not told.
+	// PhysicalBits is the width of physical addresses; 0: the kernel does not report it.
 	PhysicalBits int
 	// Flags are the features in the kernel's spelling and order.
 	Flags []string
@@ -91,7 +91,7 @@ func (r Root) Processor() (Processor, error) {
 	if err != nil {
 		return Processor{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read the processor's description")
 	}
-	// The processors stand one after the other with an empty line between.
+	// The file lists one processor after the other, with an empty line between them.
 	first, _, _ := strings.Cut(text, "\n\n")
 	p := Processor{Family: -1, ModelNumber: -1, Stepping: -1}
 	keyed(first, ":", func(key, value string) { p.take(key, value) })

@@ -8,7 +8,7 @@ import (
 
 // A query for a leaf that a processor lacks returns the content of another leaf, which must
 // not be read as features.
-func TestCPUID_LeavesThatTheProcessorHasNot(t *testing.T) {
+func TestCPUID_MissingLeaves(t *testing.T) {
 	for _, c := range []struct {
 		basic, extended uint32
 		leaves          []uint32

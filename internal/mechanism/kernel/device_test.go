@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 )
 
-func TestPCIDevicesOfServer(t *testing.T) {
+func TestPCIDevices_Server(t *testing.T) {
 	devices := map[string]kernel.PCIDevice{}
 	for _, d := range kerneltest.Host(t, kerneltest.Server).PCIDevices() {
 		devices[d.Address.String()] = d
@@ -73,7 +73,7 @@ func TestHardwareNames(t *testing.T) {
 	}
 }
 
-func TestUSBDevicesOfLaptop(t *testing.T) {
+func TestUSBDevices_Laptop(t *testing.T) {
 	devices := kerneltest.Host(t, kerneltest.Laptop).USBDevices()
 	if len(devices) != 2 {
 		t.Fatalf("there are %d devices", len(devices))

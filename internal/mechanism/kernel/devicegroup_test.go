@@ -85,11 +85,11 @@ func testDevices(t *testing.T, c *kernel.Cgroups) {
 }
 
 // Promise: I2
-func TestDevicesOfAGroup(t *testing.T) { testDevices(t, openLive(t, kernel.Root{})) }
+func TestGroup_Devices(t *testing.T) { testDevices(t, openLive(t, kernel.Root{})) }
 
 // The daemon's own group may have a list, as in a container: guests get those of their devices that it allows.
 // Promise: I2
-func TestDevicesOfAGroupBelowAList(t *testing.T) {
+func TestGroup_DevicesBelowList(t *testing.T) {
 	c := openLive(t, kernel.Root{})
 	at := c.Guest("devices").Path(kernel.DeviceController)
 	if c.Version() != 1 || at == "" {
@@ -106,12 +106,12 @@ func TestDevicesOfAGroupBelowAList(t *testing.T) {
 }
 
 // Promise: I2
-func TestDevicesOfAGroupUnified(t *testing.T) { testDevices(t, openUnified(t)) }
+func TestGroup_DevicesUnified(t *testing.T) { testDevices(t, openUnified(t)) }
 
 // The writes to a version 1 group and their order: a node that stays allowed is never refused
 // in between.
 // Promise: I2
-func TestDeviceListOfVersionOne(t *testing.T) {
+func TestDeviceList_VersionOne(t *testing.T) {
 	dir := t.TempDir()
 	kerneltest.Write(t, dir, `proc/self/mountinfo = 30 23 0:26 / /d rw - cgroup cgroup rw,devices
 d/lodge/guest-a/devices.list = c 1:3 rw

@@ -41,7 +41,7 @@ func run(p []instruction, about [3]uint32) (answer uint64, err error) {
 
 // A program allows the nodes of its list, for every kind of access, and no others.
 // Promise: I2
-func TestDeviceProgramSaysWhatItsListSays(t *testing.T) {
+func TestDeviceProgram_SameAsList(t *testing.T) {
 	for _, nodes := range [][]DeviceNode{
 		nil,
 		{{Major: 1, Minor: 3}},

@@ -15,7 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-func TestTopologyOfServer(t *testing.T) {
+func TestTopology_Server(t *testing.T) {
 	h, err := kerneltest.Host(t, kerneltest.Server).Topology()
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func TestPagesNow(t *testing.T) {
 }
 
 // Without NUMA in the kernel, and with a thread switched off.
-func TestTopologyWithoutNodes(t *testing.T) {
+func TestTopology_WithoutNodes(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.Laptop)
 	if err := os.RemoveAll(filepath.Join(dir, "sys/devices/system/node")); err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestTopologyWithoutNodes(t *testing.T) {
 	}
 }
 
-func TestMissingTreeIsNotFound(t *testing.T) {
+func TestRoot_MissingTree(t *testing.T) {
 	empty := kernel.At(t.TempDir())
 	if _, err := empty.Topology(); !fault.Is(err, fault.NotFound) {
 		t.Errorf("topology: %v", err)
@@ -182,7 +182,7 @@ func TestDMI(t *testing.T) {
 
 // The readers must also work on the live host. Every host has at least one processor, which
 // runs this test and has run for some time.
-func TestLiveHost(t *testing.T) {
+func TestRoot_LiveHost(t *testing.T) {
 	var live kernel.Root
 	h, err := live.Topology()
 	if err != nil {

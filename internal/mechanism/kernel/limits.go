@@ -238,7 +238,7 @@ func (g *Group) hugePageKnobs(l Limits) []knob {
 	return knobs
 }
 
-// hugePageName is what the files of control groups call a size of pages.
+// hugePageName returns the name of a page size in the files of control groups.
 func hugePageName(size uint64) string {
 	switch {
 	case size >= 1<<30:

@@ -10,7 +10,7 @@ import (
 )
 
 // Promise: S12
-func TestVictimsOfShortMemoryAreOrdered(t *testing.T) {
+func TestSetOOMScore_Value(t *testing.T) {
 	dir := t.TempDir()
 	kerneltest.Write(t, dir, "proc/42/oom_score_adj = 0\n")
 	root := kernel.At(dir)

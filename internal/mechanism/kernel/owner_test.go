@@ -53,7 +53,7 @@ func ownedTree(t *testing.T) (root kernel.Root, tree string) {
 	return kernel.At(dir), tree
 }
 
-func TestOwnedGroups_GuestsAreWhereTheOwnerGrants(t *testing.T) {
+func TestOwnedGroups_GrantedPlace(t *testing.T) {
 	root, tree := ownedTree(t)
 	o := &owner{}
 	c := kernel.OpenOwnedCgroups(root, "a1", o)
@@ -83,8 +83,8 @@ func TestOwnedGroups_GuestsAreWhereTheOwnerGrants(t *testing.T) {
 	}
 }
 
-// TestOwnedGroups_GuestsOfAnEarlierDaemonKeepTheirPlace: after an upgrade the daemon finds them again.
-func TestOwnedGroups_GuestsOfAnEarlierDaemonKeepTheirPlace(t *testing.T) {
+// TestOwnedGroups_AfterUpgrade: after an upgrade the daemon finds them again.
+func TestOwnedGroups_AfterUpgrade(t *testing.T) {
 	root, tree := ownedTree(t)
 	old := kernel.OpenCgroups(root, "").Guest("web")
 	if err := old.Create(); err != nil {
@@ -104,10 +104,10 @@ func TestOwnedGroups_GuestsOfAnEarlierDaemonKeepTheirPlace(t *testing.T) {
 	}
 }
 
-// TestOwnedGroups_GuestsKeepTheirGroupsWhenTheOwnerIsOutOfReach: a daemon that starts while the bus
+// TestOwnedGroups_OwnerUnreachable: a daemon that starts while the bus
 // is away finds the guests where an earlier daemon put them, and puts new ones there.
 // Promise: G13
-func TestOwnedGroups_GuestsKeepTheirGroupsWhenTheOwnerIsOutOfReach(t *testing.T) {
+func TestOwnedGroups_OwnerUnreachable(t *testing.T) {
 	root, tree := ownedTree(t)
 	o := &owner{}
 	if err := kernel.OpenOwnedCgroups(root, "a1", o).Guest("web").Create(); err != nil {
@@ -132,7 +132,7 @@ func TestOwnedGroups_GuestsKeepTheirGroupsWhenTheOwnerIsOutOfReach(t *testing.T)
 	}
 }
 
-func TestOwnedGroups_OwnerThatGrantsNothing(t *testing.T) {
+func TestOwnedGroups_NothingGranted(t *testing.T) {
 	root, tree := ownedTree(t)
 	c := kernel.OpenOwnedCgroups(root, "", &owner{err: errors.New("no bus")})
 	if err := c.Ungranted(); err == nil || !strings.Contains(err.Error(), "no bus") {

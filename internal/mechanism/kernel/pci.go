@@ -226,7 +226,7 @@ func (r Root) names(file string, wanted []HardwareID) HardwareNames {
 }
 
 // take reads lines "vvvv  Vendor" and, indented by a tab, "pppp  Product". Lines
-// with two tabs are subsystems; after the vendors stand classes, "C 00 ...".
+// with two tabs are subsystems; classes, "C 00 ...", follow after the vendors.
 func (n HardwareNames) take(text string, wanted []HardwareID) {
 	vendors := make(map[uint16]bool, len(wanted))
 	for _, id := range wanted {

@@ -106,8 +106,8 @@ func (r Root) stat(elem ...string) (Process, error) {
 	return p, nil
 }
 
-// parseStat reads the one line. The name stands in parentheses and may itself
-// hold any byte, parentheses too: it ends at the last one.
+// parseStat parses the one line. The name is in parentheses and may contain any byte,
+// also parentheses: it ends at the last one.
 func parseStat(text string) (Process, bool) {
 	open, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
 	if open < 1 || end < open {
@@ -217,7 +217,7 @@ func (r Root) ProcessMemory(pid int) (ProcessMemory, error) {
 	return m, nil
 }
 
-// ProcessIO is what a process read and wrote since it started.
+// ProcessIO counts the bytes that a process read and wrote since it started.
 type ProcessIO struct {
 	// ReadBytes and WriteBytes went through system calls; DiskReadBytes and
 	// DiskWriteBytes reached a block device or will.

@@ -11,7 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-func TestOwnProcess(t *testing.T) {
+func TestProcess_Own(t *testing.T) {
 	var live Root
 	p, err := live.Process(os.Getpid())
 	if err != nil {
@@ -54,7 +54,7 @@ func TestThreadTime(t *testing.T) {
 	}
 }
 
-func TestNoSuchProcess(t *testing.T) {
+func TestProcess_Missing(t *testing.T) {
 	var live Root
 	const never = 1<<22 + 1 // above the highest pid_max
 	if _, err := live.Process(never); !fault.Is(err, fault.NotFound) {

@@ -15,7 +15,7 @@ import (
 // starts inherit.
 type ProcessLimit struct {
 	which int
-	// Name is what prlimit(1) calls it.
+	// Name is the name in prlimit(1).
 	Name string
 }
 

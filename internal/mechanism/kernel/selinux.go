@@ -15,7 +15,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// SELinux is what the kernel and its policy say of labels for guests.
+// SELinux is the state of SELinux in the kernel, and the part of its policy that guests' labels depend on.
 type SELinux struct {
 	// Enforcing says that what the policy does not allow is refused; else it is only
 	// logged.
@@ -50,7 +50,7 @@ func (r Root) SELinux() (SELinux, bool) {
 	return s, true
 }
 
-// ownLabel is what the kernel calls this process.
+// ownLabel returns the label of this process.
 func (r Root) ownLabel() string { return strings.TrimRight(r.attr("proc/self/attr/current"), "\x00\n") }
 
 // contexts reads one of the policy's lists for guests.

@@ -14,7 +14,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel/kerneltest"
 )
 
-func TestSELinuxIsRead(t *testing.T) {
+func TestSELinux_Read(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.SELinux)
 	root := kernel.At(dir)
 	s, on := root.SELinux()
@@ -51,7 +51,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func TestWhatAPolicyForbids(t *testing.T) {
+func TestSELinux_PolicyForbids(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.SELinux)
 	root := kernel.At(dir)
 	ask := func() []string {
@@ -78,9 +78,9 @@ func TestWhatAPolicyForbids(t *testing.T) {
 	}
 }
 
-// TestFilesAreLabelled: root can set a file's context even if SELinux is off in the
+// TestSELinux_FileLabels: root can set a file's context even if SELinux is off in the
 // kernel.
-func TestFilesAreLabelled(t *testing.T) {
+func TestSELinux_FileLabels(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func TestFilesAreLabelled(t *testing.T) {
 	}
 }
 
-func TestSocketsAreLabelledWhileTheyAreMade(t *testing.T) {
+func TestSELinux_SocketLabels(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.SELinux)
 	at := filepath.Join(dir, "proc/thread-self/attr/sockcreate")
 	said := func() string {
@@ -138,7 +138,7 @@ func TestSocketsAreLabelledWhileTheyAreMade(t *testing.T) {
 	}
 }
 
-func TestAppArmorIsRead(t *testing.T) {
+func TestAppArmor_Read(t *testing.T) {
 	dir := kerneltest.Dir(t, kerneltest.AppArmor)
 	root := kernel.At(dir)
 	a, on := root.AppArmor()

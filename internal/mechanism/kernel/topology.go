@@ -138,7 +138,7 @@ func (r Root) cell(id int, nodes topology.CPUSet, cpus map[int]topology.CPU) (to
 	}
 	cell.Memory = memory.Total
 	cell.Pages = r.pools(memory, dir+"/hugepages")
-	// The distances stand in the order of the online nodes.
+	// The distances are in the order of the online nodes.
 	values := strings.Fields(r.attr(dir, "distance"))
 	for to := range nodes.All() {
 		if len(values) == 0 {
@@ -180,7 +180,8 @@ func (r Root) Pages(cell int) ([]topology.PagePool, error) {
 // hostPools is where the kernel keeps the host's pools of huge pages, a folder for each size.
 const hostPools = "sys/kernel/mm/hugepages"
 
-// HugePageSizes are the sizes of huge pages that there are, in bytes and in no order, whether any are set aside or not.
+// HugePageSizes returns the sizes of huge pages that the kernel has, in bytes and in no order, whether any are
+// reserved or not.
 func (r Root) HugePageSizes() (sizes []uint64) {
 	for _, name := range r.list(hostPools) {
 		if size, is := poolSize(name); is {

@@ -23,7 +23,7 @@ type GroupStats struct {
 	Threads uint64
 }
 
-// Stats reads what the group used.
+// Stats reads the amounts that the group has used.
 func (g *Group) Stats() (GroupStats, error) {
 	if err := g.checkExists(); err != nil {
 		return GroupStats{}, err

@@ -99,7 +99,7 @@ func (r Root) changeDriver(ctx context.Context, address PCIAddress, do func() er
 
 const pciDrivers = "sys/bus/pci/drivers"
 
-// loadVFIO loads the driver, unless it is there.
+// loadVFIO loads the driver, unless it is loaded.
 func (r Root) loadVFIO(ctx context.Context) error {
 	if r.list(pciDrivers, VFIODriver) != nil {
 		return nil

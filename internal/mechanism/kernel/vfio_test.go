@@ -36,9 +36,9 @@ sys/bus/pci/drivers_probe =
 	}
 }
 
-// TestPCI_DeviceThatVFIODoesNotTakeIsGivenBack: the function returns to the driver that the
+// TestPCI_RefusedByVFIO: the function returns to the driver that the
 // kernel chooses.
-func TestPCI_DeviceThatVFIODoesNotTakeIsGivenBack(t *testing.T) {
+func TestPCI_RefusedByVFIO(t *testing.T) {
 	root, card, file := cardTree(t, "e1000e")
 	if err := root.TakePCI(deadline(t), card); err == nil {
 		t.Error("a card that keeps its driver counts as taken")
@@ -51,7 +51,7 @@ func TestPCI_DeviceThatVFIODoesNotTakeIsGivenBack(t *testing.T) {
 	}
 }
 
-func TestPCI_OnlyWhatVFIOHasIsGivenBack(t *testing.T) {
+func TestPCI_ReturnNotHeldByVFIO(t *testing.T) {
 	for driver, unbound := range map[string]string{"e1000e": "\n", "vfio-pci": "0000:01:00.0"} {
 		root, card, file := cardTree(t, driver)
 		if err := root.ReturnPCI(deadline(t), card); err != nil {
@@ -67,8 +67,8 @@ func TestPCI_OnlyWhatVFIOHasIsGivenBack(t *testing.T) {
 	}
 }
 
-// TestPCI_DeviceThatVFIOHasIsNotUnbound: another guest may use it.
-func TestPCI_DeviceThatVFIOHasIsNotUnbound(t *testing.T) {
+// TestPCI_AlreadyHeldByVFIO: another guest may use it.
+func TestPCI_AlreadyHeldByVFIO(t *testing.T) {
 	root, card, file := cardTree(t, "vfio-pci")
 	if err := root.TakePCI(deadline(t), card); err != nil {
 		t.Error(err)
@@ -78,9 +78,9 @@ func TestPCI_DeviceThatVFIOHasIsNotUnbound(t *testing.T) {
 	}
 }
 
-// TestPCI_DeviceOfATakeThatTimedOutGoesBack: a driver lets go only after the caller
+// TestPCI_TakeTimedOut: a driver lets go only after the caller
 // has given up. The device is busy until then, and is never bound to vfio-pci.
-func TestPCI_DeviceOfATakeThatTimedOutGoesBack(t *testing.T) {
+func TestPCI_TakeTimedOut(t *testing.T) {
 	dir := t.TempDir()
 	kerneltest.Write(t, dir, `sys/bus/pci/devices/0000:01:00.0/class = 0x020000
 sys/bus/pci/devices/0000:01:00.0/driver -> ../../drivers/slow

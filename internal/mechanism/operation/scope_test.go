@@ -57,7 +57,7 @@ func TestSteps_WorkInTheScopeThatTheirRecordKeeps(t *testing.T) {
 		full := errors.New("full")
 		client := scopetest.Client(scopetest.Limits{
 			Call: func(string) error { return full }, Volume: func(_, _ string) error { return full },
-		}).For("alice").Within([]string{"/own"})
+		}).CountedFor("alice").Within([]string{"/own"})
 		life, end := context.WithCancelCause(t.Context())
 		o, dir := &scopedOwner{fails: true}, t.TempDir()
 		s := scopedSet(life, t, dir, o)

@@ -284,7 +284,7 @@ func serveActions(t *testing.T, address string, actions ...string) {
 	}
 }
 
-func TestAnswers_WherePolkitHasAPolicyOfTheActions(t *testing.T) {
+func TestAnswers_WithPolicy(t *testing.T) {
 	address := bus(t)
 	for _, c := range []struct {
 		name  string

@@ -27,7 +27,7 @@ func TestCPUDefinition_IsSoldAs(t *testing.T) {
 	}
 }
 
-func TestCPUIDFeatures_AreNamedByTheirBits(t *testing.T) {
+func TestCPUIDFeatures_Names(t *testing.T) {
 	for name, words := range map[string]map[CPUIDWord]uint32{
 		"fpu":                {{1, 0, "edx"}: 1},
 		"pbe":                {{1, 0, "edx"}: 1 << 31},

@@ -90,7 +90,7 @@ func TestThisHost_Changes(t *testing.T) {
 
 // A device that cannot be opened may be so later, with the same inode: its module
 // is loaded at the first try.
-func TestThisHost_KVMCannotBeOpened(t *testing.T) {
+func TestThisHost_KVMUnavailable(t *testing.T) {
 	s := furnishedHost(t)
 	if kvm := s.host().KVM; !kvm.Opens || kvm.Nested != "kvm_amd=1 " {
 		t.Errorf("a device that can be opened is %+v", kvm)

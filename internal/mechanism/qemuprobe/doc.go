@@ -1,4 +1,4 @@
-// Package qemuprobe runs a QEMU binary to find what it can do on this host
+// Package qemuprobe runs a QEMU binary to find its capabilities on this host
 // (Probe). It asks over the monitor, without a machine, and runs a trial guest
 // under each accelerator: an accelerator counts as usable only after guest code
 // really ran under it.

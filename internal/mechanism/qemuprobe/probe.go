@@ -16,7 +16,7 @@ import (
 // well, and some seconds where an accelerator hangs.
 const probeTimeout = time.Minute
 
-// Probe finds what a QEMU binary can do on this host. It runs it a handful of times: once to ask, and for
+// Probe finds the capabilities of a QEMU binary on this host. It runs it a handful of times: once to ask, and for
 // each accelerator once or twice for a trial guest and, if that works, once to ask about CPU models. An
 // accelerator that does not work is a result with a reason, not an error. The result holds as long as it
 // Matches. QEMU runs in a sandbox like a guest's, unless isolation is nil.

@@ -68,7 +68,7 @@ func TestTrial_FindsBrokenGuests(t *testing.T) {
 // atReset makes an image of code that fits between the reset vector and 4 GiB.
 func atReset(code []byte) []byte { return append(code, make([]byte, 16-len(code))...) }
 
-func TestTrial_CancelledHasNoVerdict(t *testing.T) {
+func TestTrial_Cancelled(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	endless := trial{accelerator: "tcg", cpu: "max", code: atReset([]byte{0xeb, 0xfe}), timeout: time.Minute}

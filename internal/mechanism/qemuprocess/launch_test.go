@@ -43,7 +43,7 @@ func ended(t *testing.T, p *Process) Exit {
 	return p.Exit()
 }
 
-func TestLaunch_ExitIsReaped(t *testing.T) {
+func TestLaunch_Exit(t *testing.T) {
 	for script, want := range map[string]Exit{
 		"exit 0":        {Known: true},
 		"exit 7":        {Known: true, Code: 7},

@@ -7,7 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// ErrClosed is the reason of a session that its owner closed.
+// ErrClosed is the error of a session that its owner closed.
 var ErrClosed = errors.New("the monitor session was closed")
 
 // QEMU's classes of error.
@@ -19,7 +19,7 @@ const (
 	ClassKVMMissingCap   = "KVMMissingCap"
 )
 
-// Error is a refusal by QEMU, in QEMU's words.
+// Error is QEMU's error answer to a command, in QEMU's words.
 type Error struct {
 	Class string `json:"class"`
 	Desc  string `json:"desc"`
@@ -27,17 +27,17 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Desc }
 
-// maxDesc bounds the words of a refusal that are kept, in bytes: QEMU's own are a line.
+// maxDesc bounds the text of an error answer, in bytes: QEMU's own texts are one line.
 const maxDesc = 1 << 10
 
-// IsClass reports whether err is, or wraps, a refusal of that class.
+// IsClass reports whether err is, or wraps, an error answer of that class.
 func IsClass(err error, class string) bool {
 	var refusal *Error
 	return errors.As(err, &refusal) && refusal.Class == class
 }
 
-// refused wraps QEMU's refusal of a command with its kind.
-func refused(e *Error, command string) error {
+// refusalError wraps QEMU's error answer to a command with its kind.
+func refusalError(e *Error, command string) error {
 	if len(e.Desc) > maxDesc {
 		e.Desc = strings.ToValidUTF8(e.Desc[:maxDesc], "") + "…"
 	}
@@ -50,8 +50,7 @@ func refused(e *Error, command string) error {
 	return fault.Wrap(e, fault.Failed, fault.Monitor, "QEMU refused %s", command)
 }
 
-// NoAnswer is the error of a command that QEMU did not answer: it may still carry
-// it out, or may have.
+// NoAnswer is the error of a command that QEMU did not answer. QEMU may have executed the command, or may still do so.
 type NoAnswer struct{ error }
 
 // Unwrap returns the reason why there is no answer.

@@ -17,10 +17,10 @@ const (
 type Event struct {
 	Name string
 	Data json.RawMessage // nil when the event carries none
-	Time time.Time       // by the host's clock; zero when QEMU could not read it
+	Time time.Time       // of the host's clock; zero if QEMU could not read it
 
 	// Number counts the events that QEMU has sent in this session, from 1; see
-	// Session.Sent.
+	// Session.NewestEvent.
 	Number uint64
 
 	// Resync says that events before this one were lost, because the consumer
@@ -28,8 +28,8 @@ type Event struct {
 	Resync bool
 }
 
-// telemetry are the events that only tell a newest value; of those waiting,
-// only the newest for each source is worth delivering.
+// telemetry are the events that carry only a present value. Of those in the queue, only the newest of each source is
+// delivered.
 var telemetry = map[string]bool{
 	"BALLOON_CHANGE":            true,
 	"BLOCK_WRITE_THRESHOLD":     true,
@@ -52,11 +52,10 @@ func source(e Event) string {
 	return e.Name + "\x00" + about.ID + "\x00" + about.NodeName + "\x00" + about.Path + "\x00" + about.QOMPath
 }
 
-// eventQueue stands between the reader, which never waits, and the consumer.
+// eventQueue buffers events between the reader, which never waits, and the consumer.
 //
-// Policy at the bound: telemetry is shed first. If life-cycle events alone
-// fill the queue the consumer cannot be told everything any more, so all of them are
-// dropped for the newest event with its Resync mark.
+// At the bound, telemetry is dropped first. If life-cycle events alone fill the queue, all of them are dropped, and
+// the newest event gets the Resync mark.
 type eventQueue struct {
 	mu      sync.Mutex
 	waiting []queued

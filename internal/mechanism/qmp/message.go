@@ -48,21 +48,20 @@ type message struct {
 	} `json:"timestamp"`
 }
 
-// decode reads one line as a message; a line that is none of the four sorts
-// is an error, because nothing after it can be trusted.
+// decode parses one line. A line that is no greeting, answer, error or event is an error, because nothing after it can
+// be trusted.
 func decode(line []byte) (*message, error) {
 	var m message
 	if err := json.Unmarshal(line, &m); err != nil {
-		return nil, fmt.Errorf("QEMU sent what is no QMP message (%s): %w", excerpt(line), err)
+		return nil, fmt.Errorf("QEMU sent a line that is no QMP message (%s): %w", excerpt(line), err)
 	}
 	if m.Greeting == nil && m.Return == nil && m.Error == nil && m.Event == "" {
-		return nil, fmt.Errorf("QEMU sent what is no QMP message: %s", excerpt(line))
+		return nil, fmt.Errorf("QEMU sent a line that is no QMP message: %s", excerpt(line))
 	}
 	return &m, nil
 }
 
-// encode makes the line that asks for a command. Arguments that are nil of
-// whatever type are none.
+// encode makes the line of a command. A nil value of any type means no arguments.
 func encode(command string, args any, id uint64) ([]byte, error) {
 	encoded, err := json.Marshal(args)
 	if err != nil {
@@ -79,12 +78,11 @@ func encode(command string, args any, id uint64) ([]byte, error) {
 	return append(line, '\n'), err
 }
 
-// isNoncharacter reports whether QEMU's parser takes no string with it, as of the code points that are never
-// to be characters.
+// isNoncharacter reports whether a code point is a Unicode noncharacter: QEMU's parser refuses strings with one.
 func isNoncharacter(r rune) bool { return r >= 0xfdd0 && r <= 0xfdef || r&0xfffe == 0xfffe }
 
-// number returns the id of the answered command.
-func (m *message) number() (id uint64, ok bool) {
+// commandID returns the id of the command that the message answers.
+func (m *message) commandID() (id uint64, ok bool) {
 	id, err := strconv.ParseUint(string(m.ID), 10, 64)
 	return id, err == nil
 }
@@ -96,7 +94,7 @@ func (m *message) time() time.Time {
 	return time.Unix(m.Timestamp.Seconds, m.Timestamp.Microseconds*int64(time.Microsecond))
 }
 
-// excerpt shows the beginning of a hostile line, quoted.
+// excerpt returns the beginning of a hostile line, quoted, for an error.
 func excerpt(line []byte) string {
 	const show = 80
 	if len(line) > show {
@@ -111,12 +109,12 @@ type lineReader struct {
 	in    *bufio.Reader
 	long  []byte
 	limit int
-	taken pace
-	stop  <-chan struct{} // ends a rest
+	pace  pace
+	stop  <-chan struct{} // closed: a pause ends
 }
 
 func newLineReader(r io.Reader, limit int, stop <-chan struct{}) *lineReader {
-	return &lineReader{in: bufio.NewReaderSize(r, 4<<10), limit: limit, taken: newPace(readBurst, readRate), stop: stop}
+	return &lineReader{in: bufio.NewReaderSize(r, 4<<10), limit: limit, pace: newPace(readBurst, readRate), stop: stop}
 }
 
 // next returns the next line that is not empty, without its end, and pauses if the
@@ -124,18 +122,18 @@ func newLineReader(r io.Reader, limit int, stop <-chan struct{}) *lineReader {
 // io.ErrUnexpectedEOF.
 func (l *lineReader) next() ([]byte, error) {
 	for {
-		line, err := l.whole()
+		line, err := l.readLine()
 		if err != nil {
 			return nil, err
 		}
-		l.taken.wait(1+len(line)>>10, l.stop)
+		l.pace.wait(1+len(line)>>10, l.stop)
 		if line = bytes.TrimSpace(line); len(line) > 0 {
 			return line, nil
 		}
 	}
 }
 
-func (l *lineReader) whole() ([]byte, error) {
+func (l *lineReader) readLine() ([]byte, error) {
 	l.long = nil
 	for {
 		part, err := l.in.ReadSlice('\n')

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestLines(t *testing.T) {
+func TestLineReader_Lines(t *testing.T) {
 	long := strings.Repeat("x", 20<<10)
 	for _, c := range []struct {
 		name, in string
@@ -67,7 +67,7 @@ func FuzzLines(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			m.number()
+			m.commandID()
 			if m.Event != "" {
 				queue.put(Event{Name: m.Event, Data: m.Data, Time: m.time()})
 				if e, ok, _ := queue.take(); !ok || e.Name != m.Event {

@@ -4,7 +4,7 @@ import "time"
 
 // Messages of a QEMU are read and passed on at limited rates. A compromised QEMU
 // that floods its monitor then costs part of one processor, and does not push the
-// events of other guests out of the event log. Honest QEMUs never come near.
+// events of other guests out of the event log. No other QEMU comes near these rates.
 const (
 	// readBurst KiB are read at once, and readRate KiB a second
 	// after that; each line counts as at least 1 KiB.
@@ -27,7 +27,7 @@ func newPace(burst, rate int) pace {
 	return pace{each: each, burst: time.Duration(burst) * each}
 }
 
-// wait counts some more units and sleeps as long as they require, or until stop is closed.
+// wait counts some more units and sleeps until the rate allows them, or until stop is closed.
 func (p *pace) wait(units int, stop <-chan struct{}) {
 	now := time.Now()
 	if p.paid.Before(now) {

@@ -53,7 +53,7 @@ func startQEMU(t *testing.T) *qmp.Session {
 	return s
 }
 
-func TestRealQEMU(t *testing.T) {
+func TestSession_RealQEMU(t *testing.T) {
 	s := startQEMU(t)
 	if s.Greeting().Version.QEMU.Major < 7 {
 		t.Errorf("greeting %+v", s.Greeting())

@@ -21,20 +21,19 @@ import (
 const (
 	// defaultTimeout bounds a command whose context has no deadline.
 	defaultTimeout = 60 * time.Second
-	// maxUnanswered bounds the commands that QEMU has not answered, those
-	// whose callers gave up included.
+	// maxUnanswered bounds the commands that QEMU has not answered, including those whose callers gave up.
 	maxUnanswered = 128
 )
 
 // Session is one connection to a monitor. Its methods may be called from any
 // goroutine.
 type Session struct {
-	conn     net.Conn
-	log      *slog.Logger
-	greeting Greeting
-	queue    *eventQueue
-	events   chan Event
-	turn     chan struct{} // holds the token of the writer
+	conn      net.Conn
+	log       *slog.Logger
+	greeting  Greeting
+	queue     *eventQueue
+	events    chan Event
+	writeTurn chan struct{} // holds a token while a line is written
 
 	mu     sync.Mutex
 	calls  map[uint64]*call
@@ -43,10 +42,10 @@ type Session struct {
 	answered time.Time
 	reason   error // set before done is closed
 
-	stray sync.Once // QEMU's first unexpected message was logged
+	strayLogged sync.Once // QEMU's first unexpected message was logged
 
-	done      chan struct{} // the session is lost or closed
-	closed    chan struct{} // the owner closed it
+	done      chan struct{} // closed: the session is lost or closed
+	closed    chan struct{} // closed: the owner closed the session
 	closeOnce sync.Once
 }
 
@@ -57,7 +56,7 @@ type call struct {
 	answer  chan *message // room for the one answer
 }
 
-// Dial connects to the monitor at a socket path and greets it.
+// Dial connects to the monitor at a socket path and starts a session.
 func Dial(ctx context.Context, path string, log *slog.Logger) (*Session, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -67,19 +66,20 @@ func Dial(ctx context.Context, path string, log *slog.Logger) (*Session, error) 
 	return New(ctx, conn, log)
 }
 
-// New greets QEMU over conn, which it owns from here on, also when it fails.
+// New starts a session on conn: it reads QEMU's greeting and negotiates capabilities. It owns conn from here on, also
+// after an error.
 func New(ctx context.Context, conn net.Conn, log *slog.Logger) (*Session, error) {
 	s := &Session{
-		conn:   conn,
-		log:    log,
-		queue:  newEventQueue(),
-		events: make(chan Event),
-		turn:   make(chan struct{}, 1),
-		calls:  make(map[uint64]*call),
-		done:   make(chan struct{}),
-		closed: make(chan struct{}),
+		conn:      conn,
+		log:       log,
+		queue:     newEventQueue(),
+		events:    make(chan Event),
+		writeTurn: make(chan struct{}, 1),
+		calls:     make(map[uint64]*call),
+		done:      make(chan struct{}),
+		closed:    make(chan struct{}),
 	}
-	ctx, cancel := withPatience(ctx)
+	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
 	lines, err := s.readGreeting(ctx)
 	if err != nil {
@@ -125,11 +125,10 @@ func (s *Session) Greeting() Greeting { return s.greeting }
 // last event once the session is lost, and at once when the owner closes it.
 func (s *Session) Events() <-chan Event { return s.events }
 
-// Sent is the number of the newest event that QEMU has sent. Events that QEMU sent before
-// an answer are counted when the answer is there, though they may not have been
-// delivered yet: a consumer that needs them reads on up to this number.
-// Lost events are counted and never delivered.
-func (s *Session) Sent() uint64 { return s.queue.newest() }
+// NewestEvent returns the number of the newest event that QEMU has sent. When a command has its answer, the events
+// before the answer are counted, but perhaps not delivered: a consumer that needs them reads up to this number. Lost
+// events are counted and never delivered.
+func (s *Session) NewestEvent() uint64 { return s.queue.newest() }
 
 // Done is closed when the session is lost or closed; Err then returns the reason.
 func (s *Session) Done() <-chan struct{} { return s.done }
@@ -144,19 +143,17 @@ func (s *Session) Err() error {
 // Close ends the session and everything that waits on it. QEMU runs on.
 func (s *Session) Close() {
 	s.closeOnce.Do(func() { close(s.closed) })
-	s.lose(ErrClosed)
+	s.endWith(ErrClosed)
 }
 
-// Execute sends one command and waits for its answer, which is decoded into
-// into unless that is nil. Commands may overlap. A context without a deadline
-// gets one of a minute. A command is not undone when its caller gives up: QEMU
-// may still carry it out.
+// Execute sends one command, waits for its answer and decodes it into the last argument, unless that is nil. Commands
+// may overlap. A context without a deadline gets one of a minute. A command is not undone when its caller gives up:
+// QEMU may still execute it.
 func (s *Session) Execute(ctx context.Context, command string, args, into any) error {
 	return s.execute(ctx, command, args, into, nil)
 }
 
-// ExecuteFD is Execute that passes a file descriptor along, for getfd and
-// add-fd. The file stays the caller's.
+// ExecuteFD is Execute with a file descriptor for QEMU, for getfd and add-fd. The caller still owns the file.
 func (s *Session) ExecuteFD(ctx context.Context, file *os.File, command string, args, into any) error {
 	if _, ok := s.conn.(*net.UnixConn); !ok {
 		return fault.New(fault.Unsupported, fault.Monitor, "cannot send %s: this monitor's connection cannot carry files", command)
@@ -165,7 +162,7 @@ func (s *Session) ExecuteFD(ctx context.Context, file *os.File, command string, 
 }
 
 func (s *Session) execute(ctx context.Context, command string, args, into any, file *os.File) error {
-	err := s.carry(ctx, command, args, into, file)
+	err := s.roundTrip(ctx, command, args, into, file)
 	var refused *Error
 	if err == nil || errors.As(err, &refused) {
 		return err
@@ -173,9 +170,9 @@ func (s *Session) execute(ctx context.Context, command string, args, into any, f
 	return &NoAnswer{err}
 }
 
-// carry sends a command and waits for its answer.
-func (s *Session) carry(ctx context.Context, command string, args, into any, file *os.File) error {
-	ctx, cancel := withPatience(ctx)
+// roundTrip sends a command and waits for its answer.
+func (s *Session) roundTrip(ctx context.Context, command string, args, into any, file *os.File) error {
+	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
 	id, c, err := s.register(command)
 	if err != nil {
@@ -211,7 +208,7 @@ func (s *Session) carry(ctx context.Context, command string, args, into any, fil
 
 func decodeAnswer(m *message, command string, into any) error {
 	if m.Error != nil {
-		return refused(m.Error, command)
+		return refusalError(m.Error, command)
 	}
 	if into == nil {
 		return nil
@@ -253,10 +250,9 @@ func (s *Session) register(command string) (uint64, *call, error) {
 	return s.lastID, c, nil
 }
 
-// Silent names the command that QEMU has owed an answer for longest, and since
-// when it has answered nothing at all while it owed that. It is empty when QEMU
-// owes nothing.
-func (s *Session) Silent() (command string, since time.Time) {
+// LongestUnanswered returns the oldest command without an answer, and since when QEMU has answered no command at all
+// while that one waited. The command is empty if QEMU has answered all.
+func (s *Session) LongestUnanswered() (command string, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.oldest()
@@ -286,12 +282,12 @@ func (s *Session) forget(id uint64) {
 	delete(s.calls, id)
 }
 
-// send writes one line when its turn comes. Half a line cannot be withdrawn,
-// so a write that fails in the middle ends the session.
+// send writes one line when no other is being written. A part of a line cannot be withdrawn, so a write that fails in
+// the middle ends the session.
 func (s *Session) send(ctx context.Context, line []byte, file *os.File) error {
 	select {
-	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
+	case s.writeTurn <- struct{}{}:
+		defer func() { <-s.writeTurn }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-s.done:
@@ -303,7 +299,7 @@ func (s *Session) send(ctx context.Context, line []byte, file *os.File) error {
 	}
 	n, err := s.write(line, file)
 	if err != nil && (n > 0 || !errors.Is(err, os.ErrDeadlineExceeded)) {
-		s.lose(fmt.Errorf("cannot write to the monitor: %w", err))
+		s.endWith(fmt.Errorf("cannot write to the monitor: %w", err))
 	}
 	return err
 }
@@ -339,12 +335,12 @@ func (s *Session) read(lines *lineReader) {
 			err = fmt.Errorf("QEMU closed the monitor: %w", err)
 		}
 		if err != nil {
-			s.lose(err)
+			s.endWith(err)
 			return
 		}
 		m, err := decode(line)
 		if err != nil {
-			s.lose(err)
+			s.endWith(err)
 			return
 		}
 		if !s.dispatch(m) {
@@ -353,39 +349,39 @@ func (s *Session) read(lines *lineReader) {
 	}
 }
 
-// dispatch hands one message on and reports whether the session goes on.
+// dispatch passes one message on and reports whether the session continues.
 func (s *Session) dispatch(m *message) bool {
 	switch {
 	case m.Event != "":
 		s.queue.put(Event{Name: m.Event, Data: m.Data, Time: m.time()})
 	case m.Error != nil && m.ID == nil:
 		// QEMU could not read which command it was: its caller would wait in vain.
-		s.lose(fmt.Errorf("QEMU could not read a command: %w", m.Error))
+		s.endWith(fmt.Errorf("QEMU could not read a command: %w", m.Error))
 		return false
 	case m.Return != nil || m.Error != nil:
 		s.answer(m)
 	default:
-		s.stray.Do(func() { s.log.Warn("QEMU greeted in the middle of a session") })
+		s.strayLogged.Do(func() { s.log.Warn("QEMU greeted in the middle of a session") })
 	}
 	return true
 }
 
 func (s *Session) answer(m *message) {
-	id, ok := m.number()
+	id, ok := m.commandID()
 	s.mu.Lock()
 	c := s.calls[id]
 	delete(s.calls, id)
 	s.answered = time.Now()
 	s.mu.Unlock()
 	if !ok || c == nil {
-		s.stray.Do(func() { s.log.Warn("QEMU answered a command that was not sent", "id", excerpt(m.ID)) })
+		s.strayLogged.Do(func() { s.log.Warn("QEMU answered a command that was not sent", "id", excerpt(m.ID)) })
 		return
 	}
 	c.answer <- m
 }
 
-// lose ends the session for a reason; only the first one counts.
-func (s *Session) lose(reason error) {
+// endWith ends the session with an error. Only the first error counts.
+func (s *Session) endWith(reason error) {
 	s.mu.Lock()
 	first := s.reason == nil
 	if first {
@@ -399,7 +395,7 @@ func (s *Session) lose(reason error) {
 	}
 }
 
-func withPatience(ctx context.Context) (context.Context, context.CancelFunc) {
+func withDefaultTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
 	}

@@ -36,7 +36,7 @@ func open(t *testing.T, m *qmptest.Monitor) *qmp.Session {
 	return s
 }
 
-func TestCommandAndAnswer(t *testing.T) {
+func TestExecute_Answer(t *testing.T) {
 	m := qmptest.New(t)
 	m.Expect("query-status").Return(object{"running": true, "status": "running"})
 	m.Expect("stop").With(nil)
@@ -142,13 +142,13 @@ func TestExecute_NoAnswer(t *testing.T) {
 		if !fault.Is(err, fault.Timeout) || !strings.Contains(err.Error(), "query-block within 5s") {
 			t.Fatalf("got %v", err)
 		}
-		if command, since := s.Silent(); command != "query-block" || time.Since(since) != 5*time.Second {
+		if command, since := s.LongestUnanswered(); command != "query-block" || time.Since(since) != 5*time.Second {
 			t.Errorf("%s has waited since %v", command, since)
 		}
 		if err := s.Execute(t.Context(), "query-status", nil, nil); err != nil {
 			t.Fatalf("one slow command ended the session: %v", err)
 		}
-		if command, since := s.Silent(); command != "query-block" || !time.Now().Equal(since) {
+		if command, since := s.LongestUnanswered(); command != "query-block" || !time.Now().Equal(since) {
 			t.Errorf("%s has waited since %v although QEMU has just answered", command, since)
 		}
 	})

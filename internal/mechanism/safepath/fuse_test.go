@@ -140,9 +140,9 @@ func TestOpen_LinkOnFUSE(t *testing.T) {
 // Promise: X11
 func TestOpen_LinkOnRemovableMedia(t *testing.T) {
 	f := newField(t)
-	before := removable
-	removable = []string{f.path("media/")}
-	t.Cleanup(func() { removable = before })
+	before := removableDirs
+	removableDirs = []string{f.path("media/")}
+	t.Cleanup(func() { removableDirs = before })
 	must(t, unix.Mkdir(f.path("media"), 0o755))
 	if err := unix.Mount("stick", f.path("media"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
 		t.Skip("cannot mount here:", err)

@@ -14,10 +14,10 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// MaxLinks bounds the links of one path, as the kernel does.
+// MaxLinks bounds the symbolic links that are followed in one path, as the kernel does.
 const MaxLinks = 40
 
-// Open opens the target of a path with O_PATH.
+// Open opens the target of a path with O_PATH. It follows links by the rules of this package.
 func Open(path string) (*os.File, error) {
 	w := &walker{}
 	name, err := w.walk(path)
@@ -25,12 +25,12 @@ func Open(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return OpenAt(w.at, name, 0)
+	return OpenAt(w.folder, name, 0)
 }
 
-// OpenParent calls do with a path through which it can open or make the target of path, by way of an open
-// descriptor of the target's folder. do must open it with nofollow, because a link may have
-// replaced it, and must not use at after it returns.
+// OpenParent resolves a path and calls do with another path to the same target, below an open descriptor of its
+// folder, so that no folder can be replaced on the way. do opens or makes the target. It must pass nofollow to open,
+// because a link may have replaced the target, and must not use at after it returns.
 func OpenParent(path string, do func(at string, nofollow int) error) error {
 	w := &walker{}
 	name, err := w.walk(path)
@@ -38,12 +38,11 @@ func OpenParent(path string, do func(at string, nofollow int) error) error {
 	if err != nil {
 		return err
 	}
-	return within(w.at, name, path, func(at string) error { return do(at, unix.O_NOFOLLOW) })
+	return within(w.folder, name, path, func(at string) error { return do(at, unix.O_NOFOLLOW) })
 }
 
-// OpenLink calls do with a path to the last element of path itself, by way of an open descriptor of its
-// folder. The element may be a link; it is not followed and can be removed. do must not use at
-// after it returns.
+// OpenLink is OpenParent for the last element of the path itself: if that is a link, it is not followed, so do can
+// remove it. do must not use at after it returns.
 func OpenLink(path string, do func(at string) error) error {
 	folder, err := Open(filepath.Dir(path))
 	if err != nil {
@@ -53,7 +52,7 @@ func OpenLink(path string, do func(at string) error) error {
 	return within(folder, filepath.Base(path), path, do)
 }
 
-// OpenNoSymlinks is OpenLink without any links: a link on the path is an error, unix.ELOOP.
+// OpenNoSymlinks is OpenLink that follows no link at all: one on the path is an error, unix.ELOOP.
 func OpenNoSymlinks(path string, do func(at string) error) error {
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	fd, err := unix.Openat2(unix.AT_FDCWD, filepath.Dir(path), how)
@@ -92,8 +91,8 @@ func OpenAt(folder *os.File, name string, more int) (*os.File, error) {
 
 // walker is the state of one walk along a path.
 type walker struct {
-	at    *os.File // a folder, not a link
-	links int      // number of links followed
+	folder *os.File // a folder, not a link
+	links  int      // number of links followed
 	// userLink is a link that a user other than root made; owner is that user's number.
 	userLink string
 	owner    uint32
@@ -107,27 +106,26 @@ type walker struct {
 // The target is not a link, and may not exist.
 func (w *walker) walk(path string) (name string, err error) {
 	name, err = ".", w.enter(OpenAt(nil, "/", 0))
-	for rest := parts(path); err == nil && len(rest) > 0; {
+	for rest := components(path); err == nil && len(rest) > 0; {
 		name, rest, err = w.step(rest[0], rest[1:])
 	}
 	if err == nil {
-		err = w.check(name)
+		err = w.checkTarget(name)
 	}
 	return name, err
 }
 
-// parts returns the names in a path. It keeps "..", because after a link that is not the parent in the text.
-func parts(path string) []string {
+// components returns the names in a path. It keeps "..", because after a link that is not the parent in the text.
+func components(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(name string) bool { return name == "" || name == "." })
 }
 
-// step enters the named folder if more elements follow, or
-// follows the name if it is a link. It returns the remaining elements, and the name of the target
-// if none remain.
+// step enters the folder of that name if more elements follow, or follows the name if it is a link. It returns the
+// remaining elements, and the name of the target if none remain.
 func (w *walker) step(name string, rest []string) (last string, left []string, err error) {
-	f, err := OpenAt(w.at, name, unix.O_DIRECTORY) // triggers automounts
+	f, err := OpenAt(w.folder, name, unix.O_DIRECTORY) // triggers automounts
 	if errors.Is(err, unix.ENOTDIR) {
-		f, err = OpenAt(w.at, name, 0)
+		f, err = OpenAt(w.folder, name, 0)
 	}
 	if len(rest) == 0 && errors.Is(err, fs.ErrNotExist) {
 		return name, nil, nil
@@ -135,7 +133,7 @@ func (w *walker) step(name string, rest []string) (last string, left []string, e
 	if err != nil {
 		return "", nil, err
 	}
-	switch to, err := w.read(f); {
+	switch to, err := w.readLink(f); {
 	case err != nil || len(rest) == 0 && to == "" && name != "..":
 		_ = f.Close() // opened with O_PATH
 		return name, nil, err
@@ -143,26 +141,26 @@ func (w *walker) step(name string, rest []string) (last string, left []string, e
 		return ".", rest, w.enter(f, nil)
 	case filepath.IsAbs(to):
 		_ = f.Close()
-		return ".", append(parts(to), rest...), w.enter(OpenAt(nil, "/", 0))
+		return ".", append(components(to), rest...), w.enter(OpenAt(nil, "/", 0))
 	default:
 		_ = f.Close()
-		return ".", append(parts(to), rest...), nil
+		return ".", append(components(to), rest...), nil
 	}
 }
 
-// enter makes an opened folder the present one.
+// enter makes an opened folder the present one, and closes the one before.
 func (w *walker) enter(folder *os.File, err error) error {
 	if err == nil {
 		w.leave()
-		w.at = folder
+		w.folder = folder
 	}
 	return err
 }
 
-func (w *walker) leave() { _ = w.at.Close() } // opened with O_PATH; nil before the first
+func (w *walker) leave() { _ = w.folder.Close() } // opened with O_PATH; nil before the first
 
-// read returns the target of a link that may be followed; empty: not a link.
-func (w *walker) read(link *os.File) (to string, err error) {
+// readLink returns the target of a link that may be followed; empty: not a link.
+func (w *walker) readLink(link *os.File) (to string, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(link.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFLNK {
 		return "", err
@@ -191,17 +189,17 @@ func (w *walker) read(link *os.File) (to string, err error) {
 	return string(text[:max(n, 0)]), err
 }
 
-// check refuses a target that does not belong to the owner of the user's link. A missing target
-// counts as owned by the owner of its folder. A link on a FUSE file system may come from a user's program
-// that reports root as its owner, so its target must lie on the same file system.
-func (w *walker) check(name string) error {
+// checkTarget refuses a target that does not belong to the owner of the user's link. A missing target
+// counts as owned by the owner of its folder. A FUSE file system may be a user's program that reports root as the
+// owner of a link, so the target of such a link must lie on the same file system.
+func (w *walker) checkTarget(name string) error {
 	if w.userLink == "" && w.untrustedLink == "" {
 		return nil
 	}
 	var st unix.Stat_t
-	err := unix.Fstatat(int(w.at.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	err := unix.Fstatat(int(w.folder.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
-		err = unix.Fstat(int(w.at.Fd()), &st)
+		err = unix.Fstat(int(w.folder.Fd()), &st)
 	}
 	if err == nil && (w.userLink != "" && st.Uid != w.owner || w.untrustedLink != "" && st.Dev != w.untrustedDev) {
 		err = w.refuse()
@@ -209,6 +207,7 @@ func (w *walker) check(name string) error {
 	return err
 }
 
+// refuse returns the error for a link that must not be followed.
 func (w *walker) refuse() error {
 	if w.untrustedLink != "" {
 		return fault.New(fault.Denied, fault.Host, "cannot follow the link %s: it leaves a FUSE or removable file system, and such a file system may report a false owner; "+
@@ -218,8 +217,8 @@ func (w *walker) refuse() error {
 		"name the place that it leads to, or have root make the link", w.userLink, w.owner)
 }
 
-// removable are the folders where users mount file systems that they bring along: sticks or images.
-var removable = []string{"/media/", "/run/media/"}
+// removableDirs are the folders where desktops mount file systems that users bring: USB sticks or images.
+var removableDirs = []string{"/media/", "/run/media/"}
 
 // UntrustedFS reports whether a file lies on a file system that may report false owners: FUSE file
 // systems are users' programs, and removable ones were made on other hosts.
@@ -229,7 +228,7 @@ func UntrustedFS(f *os.File) (bool, error) {
 		return true, err
 	}
 	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	return slices.ContainsFunc(removable, func(dir string) bool { return strings.HasPrefix(real, dir) }), err
+	return slices.ContainsFunc(removableDirs, func(dir string) bool { return strings.HasPrefix(real, dir) }), err
 }
 
 // TrustedOwner reports whether a user is trusted to make links: root, or the daemon's own user.

@@ -49,7 +49,7 @@ func (f *field) link(uid int, name, to string) {
 // A link of root may lead anywhere, any other link only to files of its owner: the owner of a folder on
 // the path cannot lead the daemon to files of others.
 // Promise: X11
-func TestOpen_LinkStaysWithItsOwner(t *testing.T) {
+func TestOpen_UserLink(t *testing.T) {
 	f := newField(t)
 	f.link(0, "everybody", "bob")
 	f.link(0, "alice/roots", "../root/file")

@@ -10,6 +10,10 @@
 //   - a seccomp filter against what no namespace confines: keyrings, sockets of
 //     virtual machines, and io_uring, unless it needs that (seccomp.go).
 //
+// The policy as tables: the paths and nodes of the root are in builder.go
+// (programDirs, configFiles) and rootfs.go (nodes, Spec), the system calls in
+// seccomp.go, the resource limits in limits.go.
+//
 // A Builder keeps the template: a mount namespace with only what all programs may
 // read. For each program a thread of the daemon enters the template's namespace,
 // makes a copy of its own, mounts the root (rootfs.go), calls chroot, drops its
@@ -23,5 +27,5 @@
 // does not make files accessible: the caller opens them and passes descriptors,
 // so that no file changes its owner.
 //
-// Guests, QEMU and disk images must not move in.
+// This package knows nothing of guests, QEMU and disk images, and must not learn it.
 package sandbox

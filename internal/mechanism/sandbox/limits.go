@@ -45,7 +45,7 @@ func (l Limits) apply(pid int, u User) error {
 	// A user can signal a thread that has its number as real or saved user, and a signal to
 	// one thread hits the whole daemon. So the thread has the number only for the call.
 	uid, gid := uint32(os.Getuid()), uint32(os.Getgid())
-	return errors.Join(setReal(u.UID, u.GID), l.setRlimits(pid), setReal(uid, gid))
+	return errors.Join(setRealUser(u.UID, u.GID), l.setRlimits(pid), setRealUser(uid, gid))
 }
 
 // ApplyTo limits a process that runs as the user and that Run may have missed: a program that forks into
@@ -55,8 +55,8 @@ func (l Limits) ApplyTo(pid int, u User) error {
 	return fault.Wrap(err, fault.Failed, fault.Host, "cannot limit process %d", pid)
 }
 
-// setReal sets the real user and group of the calling thread. Package syscall would change all threads.
-func setReal(uid, gid uint32) error {
+// setRealUser sets the real user and group of the calling thread. Package syscall would change all threads.
+func setRealUser(uid, gid uint32) error {
 	const asItIs = ^uintptr(0)
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(gid), asItIs, asItIs); errno != 0 {
 		return errno

@@ -269,8 +269,8 @@ func (spec *Spec) bindTemplate() error {
 	return nil
 }
 
-// nodes are the devices in every sandbox. None lets one program harm another.
-var nodes = []struct {
+// deviceNodes are the devices in every sandbox. None lets one program harm another.
+var deviceNodes = []struct {
 	name         string
 	major, minor uint32
 }{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}}
@@ -278,7 +278,7 @@ var nodes = []struct {
 // DeviceNodes returns the paths of the device nodes in every sandbox.
 func DeviceNodes() []string {
 	var paths []string
-	for _, n := range nodes {
+	for _, n := range deviceNodes {
 		paths = append(paths, "/dev/"+n.name)
 	}
 	return paths
@@ -290,7 +290,7 @@ func (spec *Spec) makeDevices(root string) error {
 	if err := os.MkdirAll(dev, 0o755); err != nil {
 		return err
 	}
-	for _, n := range nodes {
+	for _, n := range deviceNodes {
 		if err := unix.Mknod(dev+"/"+n.name, unix.S_IFCHR|0o666, int(unix.Mkdev(n.major, n.minor))); err != nil {
 			return fmt.Errorf("cannot make /dev/%s: %w", n.name, err)
 		}
@@ -347,7 +347,7 @@ func (d Device) make(root string, u User) error {
 	if err := unix.Mknod(at, d.Mode|0o600, int(d.Dev)); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("cannot make %s: %w", d.Path, err)
 	}
-	for _, n := range nodes {
+	for _, n := range deviceNodes {
 		if d.Path == "/dev/"+n.name {
 			return nil
 		}

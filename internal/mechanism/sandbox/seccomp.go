@@ -8,36 +8,51 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The tables below list the system calls that a sandboxed program may not make, with the reason. They
-// refuse what no namespace confines. All other calls are allowed.
+// The system calls of a sandboxed program. Every call that no line names is allowed: namespaces, the root
+// directory and missing capabilities confine it. The tables below are the whole policy; seccompProgram compiles
+// them in this order.
+//
+//	call                     | refused                              | answer
+//	-------------------------+--------------------------------------+---------------------------------
+//	any of a foreign ABI     | all (32-bit, x32)                    | ENOSYS
+//	refusedCalls             | always, whatever the arguments       | ENOSYS
+//	clone                    | refusedCloneFlags                    | EPERM
+//	ioctl                    | refusedIoctls                        | EPERM, or success without effect
+//	socket, socketpair       | all families but allowedSockets      | EAFNOSUPPORT
+//	                         | all other protocols of these         | EPROTONOSUPPORT
+//
+// ENOSYS is the answer of a kernel without the call, which programs expect.
 
-// refusedCalls are refused with any arguments. The program sees ENOSYS, as on a kernel without the call.
+// refusedCalls are refused whatever their arguments are.
 var refusedCalls = []struct {
 	number uint32
 	reason string
+	unless func(seccompOptions) bool // the call is allowed; nil: never
 }{
-	{unix.SYS_KEYCTL, keyrings},
-	{unix.SYS_ADD_KEY, keyrings},
-	{unix.SYS_REQUEST_KEY, keyrings},
-	{unix.SYS_BPF, "some hosts let every user load programs into the kernel"},
-	{unix.SYS_PERF_EVENT_OPEN, "some hosts let every user read the kernel's counters"},
-	{unix.SYS_SETXATTR, attributes},
-	{unix.SYS_LSETXATTR, attributes},
-	{unix.SYS_FSETXATTR, attributes},
-	{setxattrat, attributes},
-	{unix.SYS_REMOVEXATTR, attributes},
-	{unix.SYS_LREMOVEXATTR, attributes},
-	{unix.SYS_FREMOVEXATTR, attributes},
-	{removexattrat, attributes},
-	{unix.SYS_PTRACE, otherProcesses},
-	{unix.SYS_PROCESS_VM_READV, otherProcesses},
-	{unix.SYS_PROCESS_VM_WRITEV, otherProcesses},
-	{unix.SYS_PIDFD_GETFD, otherProcesses},
-	{unix.SYS_CLONE3, "a filter cannot read its flags, which lie in memory; clone does the same"},
-	{unix.SYS_UNSHARE, userNamespaces},
-	{unix.SYS_SETNS, userNamespaces},
-	{unix.SYS_USERFAULTFD, "the program could stop the kernel in the middle of a copy"},
-	{unix.SYS_SYSLOG, "the kernel's log is about the whole host"},
+	{unix.SYS_KEYCTL, keyrings, nil},
+	{unix.SYS_ADD_KEY, keyrings, nil},
+	{unix.SYS_REQUEST_KEY, keyrings, nil},
+	{unix.SYS_BPF, "some hosts let every user load programs into the kernel", nil},
+	{unix.SYS_PERF_EVENT_OPEN, "some hosts let every user read the kernel's counters", nil},
+	{unix.SYS_SETXATTR, attributes, nil},
+	{unix.SYS_LSETXATTR, attributes, nil},
+	{unix.SYS_FSETXATTR, attributes, nil},
+	{setxattrat, attributes, nil},
+	{unix.SYS_REMOVEXATTR, attributes, nil},
+	{unix.SYS_LREMOVEXATTR, attributes, nil},
+	{unix.SYS_FREMOVEXATTR, attributes, nil},
+	{removexattrat, attributes, nil},
+	{unix.SYS_PTRACE, otherProcesses, nil},
+	{unix.SYS_PROCESS_VM_READV, otherProcesses, nil},
+	{unix.SYS_PROCESS_VM_WRITEV, otherProcesses, nil},
+	{unix.SYS_PIDFD_GETFD, otherProcesses, nil},
+	{unix.SYS_CLONE3, "a filter cannot read its flags, which lie in memory; clone does the same", nil},
+	{unix.SYS_UNSHARE, userNamespaces, nil},
+	{unix.SYS_SETNS, userNamespaces, nil},
+	{unix.SYS_USERFAULTFD, "the program could stop the kernel in the middle of a copy", nil},
+	{unix.SYS_SYSLOG, "the kernel's log is about the whole host", nil},
+	{unix.SYS_IO_URING_SETUP, "io_uring makes sockets of every family without a system call that a filter sees", seccompOptions.needsIOUring},
+	{modifyLDT, "no program here needs the kernel's code for segments", seccompOptions.isNotAMD64},
 }
 
 // Reasons of several calls.
@@ -48,73 +63,91 @@ const (
 	userNamespaces = "a user namespace gives privileges over much of the kernel; the root directory prevents one, too"
 )
 
-// io_uring_setup is refused, too, unless the program needs it: io_uring makes sockets of every family without a
-// system call that a filter sees.
+// Numbers that package unix does not have.
+const (
+	setxattrat    = 463 // the same on all architectures
+	removexattrat = 466
+	modifyLDT     = 154 // modify_ldt, which amd64 alone has; the number is another call elsewhere
+)
 
-// modifyLDT is modify_ldt, which amd64 alone has: no program here needs the kernel's code for segments.
-const modifyLDT = 154
-
-// Calls that are newer than the names in package unix. Their numbers are the same on all architectures.
-const setxattrat, removexattrat = 463, 466
-
-// refusedIoctls are refused with EPERM, by their request.
-var refusedIoctls = []struct {
-	request uint32
-	reason  string
+// refusedCloneFlags are refused in clone. Without them clone makes threads and child processes as usual.
+var refusedCloneFlags = []struct {
+	flag   uint32
+	reason string
 }{
-	{unix.TUNSETPERSIST, tap},
-	{unix.TUNSETOWNER, tap},
-	{unix.TUNSETGROUP, tap},
-	{unix.TUNSETLINK, tap},
-	{unix.SIOCSIFHWADDR, "a bridge of the host takes the tap's address for its own, and the host loses its network"},
-	{0x401870c8, reservation}, // IOC_PR_REGISTER
-	{0x401070c9, reservation}, // IOC_PR_RESERVE
-	{0x401070ca, reservation}, // IOC_PR_RELEASE
-	{0x401870cb, reservation}, // IOC_PR_PREEMPT
-	{0x401870cc, reservation}, // IOC_PR_PREEMPT_ABORT
-	{0x401070cd, reservation}, // IOC_PR_CLEAR
+	{unix.CLONE_PARENT, "the child would be a child of the daemon, which never waits for it"},
+	{unix.CLONE_NEWUSER, userNamespaces},
 }
 
-// Reasons of several requests.
+// refusedIoctls are refused by their request, which is compared under the mask. Answer 0 is success.
+var refusedIoctls = []struct {
+	request, mask uint32
+	answer        unix.Errno
+	reason        string
+}{
+	{vhostVsockSetGuestCID, wholeRequest, 0, "QEMU always makes it, and the daemon has set the context ID before; " +
+		"with another ID the program would appear to the host as another guest"},
+	{unix.TUNSETPERSIST, wholeRequest, unix.EPERM, tap},
+	{unix.TUNSETOWNER, wholeRequest, unix.EPERM, tap},
+	{unix.TUNSETGROUP, wholeRequest, unix.EPERM, tap},
+	{unix.TUNSETLINK, wholeRequest, unix.EPERM, tap},
+	{unix.SIOCSIFHWADDR, wholeRequest, unix.EPERM, "a bridge of the host takes the tap's address for its own, and the host loses its network"},
+	{0x401870c8, wholeRequest, unix.EPERM, reservation}, // IOC_PR_REGISTER
+	{0x401070c9, wholeRequest, unix.EPERM, reservation}, // IOC_PR_RESERVE
+	{0x401070ca, wholeRequest, unix.EPERM, reservation}, // IOC_PR_RELEASE
+	{0x401870cb, wholeRequest, unix.EPERM, reservation}, // IOC_PR_PREEMPT
+	{0x401870cc, wholeRequest, unix.EPERM, reservation}, // IOC_PR_PREEMPT_ABORT
+	{0x401070cd, wholeRequest, unix.EPERM, reservation}, // IOC_PR_CLEAR
+	{0x4c00, ^uint32(0xff), unix.EPERM, "a loop device could be made to show another part of its file, which belongs to another guest"},
+}
+
 const (
+	wholeRequest          = ^uint32(0) // the mask of one request
+	vhostVsockSetGuestCID = 0x4008af60 // VHOST_VSOCK_SET_GUEST_CID
+
+	// Reasons of several requests.
 	tap         = "a tap would outlive its guest, or become another user's"
 	reservation = "a reservation of a logical volume is one of the whole disk below it, against other hosts, too"
 )
 
-// Requests of loop devices, 0x4c00 to 0x4cff, are refused with EPERM: the program could make a loop device
-// show another part of its file, which belongs to another guest.
-const loopRequests, lastByte = 0x4c00, 0xff
-
-// vhostVsockSetGuestCID returns success without effect, because QEMU always makes the call. The daemon has set
-// the context id before; with another id the program would appear to the host as another guest.
-const vhostVsockSetGuestCID = 0x4008af60
-
-// refusedCloneFlags are refused with EPERM.
-const refusedCloneFlags = unix.CLONE_PARENT | // the child would be a child of the daemon, which never waits for it
-	unix.CLONE_NEWUSER // as unshare
-
-// allowedSockets are the sockets that a program may make. Another family is refused with EAFNOSUPPORT, another
-// protocol with EPROTONOSUPPORT. AF_VSOCK reaches the host and its guests from every network namespace. For the
-// other families the kernel would load modules that no program here needs.
+// allowedSockets are the sockets that a program may make. AF_VSOCK, which is not among them, reaches the host and
+// its guests from every network namespace. For other families and protocols the kernel would load modules that no
+// program here needs.
 var allowedSockets = []struct {
 	family    uint32
 	protocols []uint32 // nil: all
+	reason    string
 }{
-	{unix.AF_UNIX, nil},
-	{unix.AF_INET, internetProtocols},
-	{unix.AF_INET6, internetProtocols},
-	// Device passthrough reads the links of the program's network, and events of devices.
-	{unix.AF_NETLINK, []uint32{unix.NETLINK_ROUTE, unix.NETLINK_KOBJECT_UEVENT}},
+	{unix.AF_UNIX, nil, "monitors, consoles, displays and the TPM emulator"},
+	{unix.AF_INET, internetProtocols, networkNamespace},
+	{unix.AF_INET6, internetProtocols, networkNamespace},
+	{
+		unix.AF_NETLINK,
+		[]uint32{unix.NETLINK_ROUTE, unix.NETLINK_KOBJECT_UEVENT},
+		"device passthrough reads the links of the program's network, and events of devices",
+	},
 }
+
+// networkNamespace is the reason of both IP families.
+const networkNamespace = "the network namespace confines it: an empty one, unless the specification asks for the host's"
 
 var internetProtocols = []uint32{unix.IPPROTO_IP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6}
 
-// architectures are those with system calls of the numbers above. A call by another architecture of the same
-// kernel (32-bit, x32) is refused with ENOSYS.
+// architectures are those with system calls of the numbers above.
 var architectures = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}
 
 // x32 is the bit that marks x32 calls on amd64. No other architecture has numbers with it.
 const x32 = 0x40000000
+
+// seccompOptions are what the filter of one program depends on.
+type seccompOptions struct {
+	architecture uint32
+	allowIOUring bool
+}
+
+func (o seccompOptions) needsIOUring() bool { return o.allowIOUring }
+
+func (o seccompOptions) isNotAMD64() bool { return o.architecture != unix.AUDIT_ARCH_X86_64 }
 
 // Offsets in struct seccomp_data. The filter reads the lower 32 bits of an argument, little endian; the kernel
 // ignores the upper bits of the arguments that are checked here.
@@ -141,6 +174,7 @@ func installSeccomp(allowIOUring bool) error {
 // seccompProgram compiles the tables to a filter. ioctl is tested first, because QEMU runs the guest's
 // processors with it (KVM_RUN).
 func seccompProgram(architecture uint32, allowIOUring bool) []unix.SockFilter {
+	options := seccompOptions{architecture, allowIOUring}
 	var b bpf
 	b.load(offsetArchitecture)
 	b.unless(unix.BPF_JEQ, architecture, func() { b.refuse(unix.ENOSYS) })
@@ -148,34 +182,37 @@ func seccompProgram(architecture uint32, allowIOUring bool) []unix.SockFilter {
 	b.when(unix.BPF_JGE, x32, func() { b.refuse(unix.ENOSYS) })
 	b.when(unix.BPF_JEQ, unix.SYS_IOCTL, b.ioctl)
 	for _, c := range refusedCalls {
-		b.when(unix.BPF_JEQ, c.number, func() { b.refuse(unix.ENOSYS) })
+		if c.unless == nil || !c.unless(options) {
+			b.when(unix.BPF_JEQ, c.number, func() { b.refuse(unix.ENOSYS) })
+		}
 	}
-	if !allowIOUring {
-		b.when(unix.BPF_JEQ, unix.SYS_IO_URING_SETUP, func() { b.refuse(unix.ENOSYS) })
-	}
-	if architecture == unix.AUDIT_ARCH_X86_64 {
-		b.when(unix.BPF_JEQ, modifyLDT, func() { b.refuse(unix.ENOSYS) })
-	}
-	b.when(unix.BPF_JEQ, unix.SYS_CLONE, func() {
-		b.load(offsetArgument0)
-		b.when(unix.BPF_JSET, refusedCloneFlags, func() { b.refuse(unix.EPERM) })
-		b.allow()
-	})
+	b.when(unix.BPF_JEQ, unix.SYS_CLONE, b.clone)
 	b.when(unix.BPF_JEQ, unix.SYS_SOCKET, b.socket)
 	b.when(unix.BPF_JEQ, unix.SYS_SOCKETPAIR, b.socket)
 	b.allow()
 	return b
 }
 
-// ioctl decides by the request.
+// clone decides by the flags.
+func (b *bpf) clone() {
+	flags := uint32(0)
+	for _, c := range refusedCloneFlags {
+		flags |= c.flag
+	}
+	b.load(offsetArgument0)
+	b.when(unix.BPF_JSET, flags, func() { b.refuse(unix.EPERM) })
+	b.allow()
+}
+
+// ioctl decides by the request. A mask stays applied for the lines after it, so the one with a mask is the last.
 func (b *bpf) ioctl() {
 	b.load(offsetArgument1)
-	b.when(unix.BPF_JEQ, vhostVsockSetGuestCID, func() { b.refuse(0) }) // errno 0: success
 	for _, i := range refusedIoctls {
-		b.when(unix.BPF_JEQ, i.request, func() { b.refuse(unix.EPERM) })
+		if i.mask != wholeRequest {
+			b.and(i.mask)
+		}
+		b.when(unix.BPF_JEQ, i.request, func() { b.refuse(i.answer) })
 	}
-	b.and(^uint32(lastByte))
-	b.when(unix.BPF_JEQ, loopRequests, func() { b.refuse(unix.EPERM) })
 	b.allow()
 }
 

@@ -127,3 +127,31 @@ func TestSeccompProgram_RefusesForeignArchitectures(t *testing.T) {
 		}
 	}
 }
+
+// TestSeccomp_Tables checks what the compiler of the tables relies on: a request is compared under its own mask only
+// if no line with a mask stands before it. Each line has a reason.
+func TestSeccomp_Tables(t *testing.T) {
+	for n, i := range refusedIoctls {
+		if i.mask != wholeRequest && n != len(refusedIoctls)-1 {
+			t.Errorf("the request %#x has a mask and is not the last", i.request)
+		}
+		if i.reason == "" {
+			t.Errorf("the request %#x has no reason", i.request)
+		}
+	}
+	for _, c := range refusedCalls {
+		if c.reason == "" {
+			t.Errorf("the call %d has no reason", c.number)
+		}
+	}
+	for _, c := range refusedCloneFlags {
+		if c.reason == "" {
+			t.Errorf("the flag %#x has no reason", c.flag)
+		}
+	}
+	for _, s := range allowedSockets {
+		if s.reason == "" {
+			t.Errorf("the family %d has no reason", s.family)
+		}
+	}
+}

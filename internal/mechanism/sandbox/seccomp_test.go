@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSeccomp_TapCannotBeChanged: a tap that a program was handed ends with the program, and keeps its
+// TestSeccomp_TapRequests: a tap that a program was handed ends with the program, and keeps its
 // address: a bridge could take a new one for its own.
 // Promise: I11
-func TestSeccomp_TapCannotBeChanged(t *testing.T) {
+func TestSeccomp_TapRequests(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root makes taps")
 	}

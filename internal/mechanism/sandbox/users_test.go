@@ -32,7 +32,7 @@ func asleep(t *testing.T, uid uint32) (ended chan struct{}) {
 
 // Descriptors that the daemon inherited must not reach the programs that it starts.
 // Promise: I1
-func TestNewBuilder_InheritedFilesAreCloseOnExec(t *testing.T) {
+func TestNewBuilder_InheritedFiles(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("making sandboxes needs root")
 	}
@@ -142,7 +142,7 @@ func TestReserve_UserFoundInUse(t *testing.T) {
 // While a program runs, its user can signal no thread of the daemon: a signal to one thread hits the whole
 // daemon.
 // Promise: I3
-func TestRun_UserCannotSignalTheDaemon(t *testing.T) {
+func TestRun_SignalToDaemon(t *testing.T) {
 	house, err := NewBuilder("")
 	if err != nil {
 		t.Skipf("cannot make sandboxes here: %v", err)

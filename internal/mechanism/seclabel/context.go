@@ -13,8 +13,8 @@ import (
 // Context is an SELinux context. Level is empty if the policy has no levels.
 type Context struct{ User, Role, Type, Level string }
 
-// word is what the kernel takes for a user, a role or a type; level is one level, or
-// a range of two.
+// word matches a user, a role or a type of a context; level matches one level, or a
+// range of two.
 var (
 	word  = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,255}$`)
 	level = regexp.MustCompile(`^[A-Za-z0-9_.,:-]{1,255}$`)

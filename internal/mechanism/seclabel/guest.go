@@ -19,7 +19,7 @@ type Guest struct {
 	Pair *Pair `json:",omitempty"`
 }
 
-// Request is what a definition says about labels.
+// Request is the part of a definition that is about labels.
 type Request struct {
 	UUID string
 	// Emulated: the guest runs without KVM.
@@ -79,7 +79,7 @@ func (h *Host) AssignLabel(w Request) (Guest, error) {
 }
 
 // labelFiles sets the contexts of the guest's files: the policy's types, at the level of its processes, at
-// the lowest level, and as the policy says.
+// the lowest level, and at the level that the policy has.
 func (h *Host) labelFiles(g *Guest, process Context, leave bool) {
 	own, shared := h.image, h.image
 	if process.Level != "" {

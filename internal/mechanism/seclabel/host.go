@@ -33,11 +33,11 @@ type Host struct {
 	mcs                              bool
 	Pairs                            *Pairs
 
-	// AppArmor: the parser of profiles, and what the names of this instance's begin with.
+	// AppArmor: the parser of profiles, and the prefix of the names of this instance's profiles.
 	parser, prefix string
 }
 
-// Find reads what the host enforces. An error of kind Unsupported says why guests cannot have labels.
+// Find reads the access control that the host enforces. An error of kind Unsupported says why guests cannot have labels.
 func Find(root kernel.Root, instance string) (*Host, error) {
 	if s, on := root.SELinux(); on {
 		return findSELinux(root, s)
@@ -122,7 +122,7 @@ func findAppArmor(root kernel.Root, a kernel.AppArmor, instance string) (*Host, 
 // DOI is libvirt's domain of interpretation.
 func (h *Host) DOI() string { return "0" }
 
-// Content is the context of what guests may read; empty: there is none.
+// Content returns the context of files that guests may read; empty: there is none.
 func (h *Host) Content() string {
 	if h == nil || h.Model != SELinux {
 		return ""
@@ -130,7 +130,7 @@ func (h *Host) Content() string {
 	return h.content.String()
 }
 
-// Base are the labels that those of guests are made from, by libvirt's type of domain;
+// Base returns the labels from which guests' labels are made, by libvirt's type of domain;
 // none under AppArmor.
 func (h *Host) Base() map[string]string {
 	if h.Model != SELinux {

@@ -10,8 +10,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Profile is what AppArmor permits one guest's QEMU: the needs of its sandbox and its arguments. It has no
-// deny rules and includes no files, so the text is complete.
+// Profile is the AppArmor profile of one guest's QEMU. It permits the needs of its sandbox and its arguments, and
+// AppArmor refuses all else. It has no deny rules and includes no files, so the text is complete.
 type Profile struct {
 	Name string
 	// Peer is the profile of the daemon, which signals and traces the guest.
@@ -32,7 +32,7 @@ type Rule struct {
 	For string `json:",omitempty"`
 }
 
-// name is what a profile may be called: nothing in it means anything to the parser.
+// name matches a profile's name: no character of it has a meaning in the parser's syntax.
 var name = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,199}$`)
 
 func checkName(text string) error {
@@ -42,10 +42,10 @@ func checkName(text string) error {
 	return nil
 }
 
-// permissions is what a rule can allow.
+// permissions matches the letters that a rule may permit.
 var permissions = regexp.MustCompile(`^[rwmk]{1,4}$`)
 
-// maxPath bounds a path in a profile, in bytes: the kernel knows no longer ones.
+// maxPath bounds a path in a profile, in bytes: the kernel's PATH_MAX.
 const maxPath = 4096
 
 // quotePath quotes a path so that the parser reads it literally. Paths that cannot be quoted safely are
@@ -67,7 +67,7 @@ func quotePath(path string) (string, error) {
 	return b.String(), nil
 }
 
-// peer is what may stand for the daemon's own profile.
+// peer matches the name of the daemon's own profile.
 var peer = regexp.MustCompile(`^[A-Za-z0-9/_.-]{1,200}$`)
 
 // Text returns the profile in the parser's syntax; equal rules give equal text.
@@ -85,7 +85,7 @@ func (p Profile) Text() (string, error) {
 			return "", err
 		}
 		if r.Tree {
-			// However it is written: the parser takes several slashes for one.
+			// The parser reads several slashes as one.
 			if filepath.Clean(r.Path) == "/" {
 				return "", fault.New(fault.Invalid, fault.Config, "%.100q would permit the guest the whole host; name a directory", r.Path)
 			}

@@ -119,7 +119,7 @@ func TestProfile_HostilePaths(t *testing.T) {
 }
 
 // Promise: I9
-func FuzzNoPathBreaksOutOfAProfile(f *testing.F) {
+func FuzzProfile_Path(f *testing.F) {
 	for _, path := range append(hostile, plain...) {
 		f.Add(path)
 	}

@@ -97,7 +97,7 @@ type BackingLayer struct {
 	Terminator bool
 }
 
-// Mirror is the image that a block job of a running guest has the guest write in the end.
+// Mirror is the image that the guest writes once a block job has ended.
 type Mirror struct {
 	Job    string // active-commit
 	Ready  string // yes, abort, pivot; empty: it still copies
@@ -174,8 +174,8 @@ type Encryption struct {
 	Engine string // qemu or empty
 	// Secret is known by its UUID or, where that is empty, by its use for a volume.
 	SecretUUID, SecretUsage string
-	// BelowDisk says that the element stands below the disk, as in older documents, and
-	// not below its source.
+	// BelowDisk says that the element is a child of the disk, as in older documents, and
+	// not of its source.
 	BelowDisk bool
 }
 

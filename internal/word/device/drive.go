@@ -39,7 +39,7 @@ func TargetIndex(target string) (uint, bool) {
 	return index - 1, true
 }
 
-// DriveAt returns the address that a disk's name stands for on a bus. Only buses with controllers for drives
+// DriveAt returns the address that belongs to a disk's name on a bus. Only buses with controllers for drives
 // have such addresses.
 func DriveAt(bus, target string) (Drive, bool) {
 	per, onController := driveUnits[bus]

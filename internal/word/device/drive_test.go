@@ -4,7 +4,7 @@ import "testing"
 
 // The places are libvirt's. A SCSI bus has seven units, also where the controller could have more.
 // Promise: G9
-func TestDriveAt_TargetsAreLibvirts(t *testing.T) {
+func TestDriveAt_LibvirtTargets(t *testing.T) {
 	for _, c := range []struct {
 		bus, target string
 		want        Drive

@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// Memory is a module of memory, which a guest has beside that of its cells and
-// which can come and go while it runs.
+// Memory is a memory module. A guest has it beside the memory of its cells, and it
+// can be plugged in and out.
 type Memory struct {
 	Info
 	Model string // dimm

@@ -31,7 +31,7 @@ func diskFollows(other, d *Disk) (same, follows bool) {
 	return same, same && targetOrder(other) > targetOrder(d)
 }
 
-// targetOrder is the number of a disk's name; those that have none come first.
+// targetOrder returns the index of a disk's name; disks without an index come first.
 func targetOrder(d *Disk) int {
 	index, ok := TargetIndex(d.Target)
 	if !ok {
@@ -46,7 +46,7 @@ func controllerFollows(other, d *Controller) (same, follows bool) {
 }
 
 // compareControllers orders controllers of a type by their indexes. The main part of a USB controller comes
-// before its companions, which find their bus only when it is there.
+// before its companions, which find their bus only after it exists.
 func compareControllers(a, b *Controller) int {
 	if order := cmp.Compare(a.Index, b.Index); order != 0 || a.HasMaster == b.HasMaster {
 		return order

@@ -72,7 +72,7 @@ func TestSortControllers_MainPartBeforeCompanions(t *testing.T) {
 }
 
 // Sorting a list gives the same order as inserting its members one by one.
-func TestSort_IsAsIfInsertedOneByOne(t *testing.T) {
+func TestSort_SameAsInsertion(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all, slow := &Set{}, &Set{}
 		for range rapid.IntRange(0, 30).Draw(t, "controllers") {

@@ -158,7 +158,7 @@ func TestSwitch(t *testing.T) {
 }
 
 // Ports that the definition closes to plugging are left alone while it runs.
-func TestPlugAvoidsFixedPorts(t *testing.T) {
+func TestPlug_FixedPorts(t *testing.T) {
 	s := root(Q35)
 	s.Controllers = append(s.Controllers,
 		&Controller{Type: "pci", Index: 1, Model: "pcie-root-port", PCI: &PCIController{HotPlug: Off}},
@@ -178,7 +178,7 @@ func TestPlugAvoidsFixedPorts(t *testing.T) {
 }
 
 // The device that the refusal names does help.
-func TestPlugPCI_FullSaysWhatToAdd(t *testing.T) {
+func TestPlugPCI_Full(t *testing.T) {
 	for _, c := range []struct {
 		board Board
 		model string

@@ -25,7 +25,7 @@ func ports(s *Set) string {
 }
 
 // These are the ports that libvirt 9.0 gives.
-func TestAssignSerial_PortsAreLibvirts(t *testing.T) {
+func TestAssignSerial_LibvirtPorts(t *testing.T) {
 	var many []*Char
 	for i := range 31 {
 		many = append(many, channel(fmt.Sprint(i), Info{}))
@@ -61,7 +61,7 @@ func TestAssignSerial_PortsAreLibvirts(t *testing.T) {
 	}
 }
 
-func TestAssignSerial_RefusesPortsThatCannotBe(t *testing.T) {
+func TestAssignSerial_ImpossiblePorts(t *testing.T) {
 	few := []*Controller{{Type: "virtio-serial", Ports: 2}}
 	for name, s := range map[string]*Set{
 		"twice":            {Channels: []*Char{channel("a", port(0, 1)), channel("b", port(0, 1))}},
@@ -75,7 +75,7 @@ func TestAssignSerial_RefusesPortsThatCannotBe(t *testing.T) {
 }
 
 // Consoles without a port get the first one, and then those that the channels leave.
-func TestConsolePorts_AreWhatChannelsLeave(t *testing.T) {
+func TestConsolePorts_BesideChannels(t *testing.T) {
 	s := &Set{Channels: []*Char{channel("a", Info{}), channel("b", Info{})}}
 	for range 3 {
 		s.Consoles = append(s.Consoles, &Char{Role: Console, TargetType: "virtio"})

@@ -35,8 +35,8 @@ func (d *Definition) Check() error {
 	return c.together()
 }
 
-// CheckDevice is Check of one device that is to join the others, which are not
-// looked at by themselves: they may be older than a rule.
+// CheckDevice is Check for one device that is added to the others. The others are
+// not checked: they may be older than a rule.
 func (d *Definition) CheckDevice(dev device.Device) error {
 	if err := newDeviceCheck(d).device(dev); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (d *Definition) CheckDevice(dev device.Device) error {
 	taken := claims{}
 	for _, other := range d.Devices.All() {
 		if other != dev {
-			_ = taken.add(other) // two others may clash since before there was a rule
+			_ = taken.add(other) // two others may clash: they may be older than the rule
 		}
 	}
 	if err := taken.add(dev); err != nil {
@@ -56,12 +56,12 @@ func (d *Definition) CheckDevice(dev device.Device) error {
 	return nil
 }
 
-// deviceCheck is what of a definition the rules for single devices depend on.
+// deviceCheck holds the parts of a definition that the rules for single devices need.
 type deviceCheck struct {
 	d         *Definition
 	spice     bool                    // there is a display of type spice
-	noUSB     bool                    // a controller of model none takes USB out of the machine
-	audios    map[uint]bool           // the ids of the host's ends of sound
+	noUSB     bool                    // a controller of model none disables USB
+	audios    map[uint]bool           // the ids of the <audio> elements
 	throttles map[string]*device.Disk // by the name of the group: its first disk
 }
 
@@ -132,7 +132,7 @@ func (c *deviceCheck) device(dev device.Device) error {
 // firstCID is the lowest address of a guest on vsock.
 const firstCID = 3
 
-// together are the rules for devices that depend on all of their sort.
+// together are the rules that compare all devices of a kind.
 func (c *deviceCheck) together() error {
 	if err := checkMasters(c.d.Devices.Controllers); err != nil {
 		return err
@@ -148,7 +148,7 @@ func unsupported(format string, args ...any) error {
 	return fault.New(fault.Unsupported, fault.Config, format, args...)
 }
 
-// contradiction is for values that are sound by themselves.
+// contradiction is the error for values that are valid alone and not together.
 func contradiction(format string, args ...any) error {
 	return fault.New(fault.Invalid, fault.XMLDetail, format, args...)
 }

@@ -17,10 +17,10 @@ func (c *deviceCheck) char(d *device.Char) error {
 	return c.backend(what, &d.Backend, d.Role)
 }
 
-// channelLetters are what the name of a spice channel can consist of.
+// channelLetters are the characters of a spice channel's name.
 const channelLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
 
-// backend refuses a host's end without the address that it needs to listen or connect.
+// backend refuses a backend without the address that it needs to listen or connect.
 func (c *deviceCheck) backend(what string, b *device.Backend, role device.CharRole) error {
 	says := func(format string, args ...any) string {
 		return what + " of type " + b.Type + " " + fmt.Sprintf(format, args...)

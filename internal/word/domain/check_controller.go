@@ -26,7 +26,7 @@ func (c *deviceCheck) controller(d *device.Controller) error {
 	return nil
 }
 
-// checkControllerOptions refuses options of virtio devices on others.
+// checkControllerOptions refuses options of virtio devices on other controllers.
 func checkControllerOptions(d *device.Controller) error {
 	scsi := d.Type == "scsi" && strings.HasPrefix(d.Model, "virtio-")
 	if d.IOThread != 0 && !scsi {
@@ -54,7 +54,7 @@ func checkControllerOptions(d *device.Controller) error {
 	return nil
 }
 
-// maxXHCIPorts is how many ports of each speed QEMU's xHCI controllers have.
+// maxXHCIPorts is the number of ports of each speed that QEMU's xHCI controllers have.
 const maxXHCIPorts = 15
 
 func checkUSBController(d *device.Controller) error {
@@ -67,7 +67,7 @@ func checkUSBController(d *device.Controller) error {
 	return nil
 }
 
-// pciModel is what a PCI controller of a model can say.
+// pciModel is the set of options that a PCI controller of one model has.
 type pciModel struct {
 	devices                                []string // QEMU's devices for it
 	chassisNr, chassis, bus, cell, hotplug bool
@@ -125,7 +125,7 @@ func (c *deviceCheck) pciController(d *device.Controller) error {
 	return c.pciTarget(d, m)
 }
 
-// pciRoot holds a controller to the machines that have it.
+// pciRoot refuses a PCI root on a machine that has another one.
 func (c *deviceCheck) pciRoot(d *device.Controller) error {
 	switch q35, i440fx := c.d.OS.hasPCIe(), c.d.OS.isI440FX(); {
 	case d.Model == "pci-root" && !i440fx, d.Model == "pcie-root" && !q35:
@@ -140,7 +140,7 @@ func (c *deviceCheck) pciRoot(d *device.Controller) error {
 	return nil
 }
 
-// number is a number that a target can say, with its bounds.
+// number is a numeric attribute of <target>, with its bounds.
 type number struct {
 	name        string
 	value       *uint

@@ -8,8 +8,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// maxVCPUsWithoutIOMMU is how many processors interrupts reach without an IOMMU, which
-// is not built.
+// maxVCPUsWithoutIOMMU is the number of processors that interrupts reach without an
+// IOMMU, which Lodge does not support.
 const maxVCPUsWithoutIOMMU = 255
 
 func checkProcessors(d *Definition) error {
@@ -26,8 +26,8 @@ func checkProcessors(d *Definition) error {
 	return checkTune(d)
 }
 
-// CheckModel refuses to say of a processor without a model what only a model has. It is
-// asked before a model is filled in.
+// CheckModel refuses options of a CPU model on a processor without a model. Call it
+// before a model is filled in.
 func (c *CPU) CheckModel() error {
 	switch {
 	case c.Model != "" || c.Mode != "" && c.Mode != "custom":
@@ -86,7 +86,7 @@ func checkCache(c *CPU, own bool) error {
 	return nil
 }
 
-// Bounds of the kernel's on shares of processor time, and on periods and quotas in
+// The kernel's bounds of shares of processor time, and of periods and quotas in
 // microseconds.
 const (
 	leastShares, mostShares = 2, 262144
@@ -158,7 +158,7 @@ func (d *Definition) CheckDistances() error {
 	return nil
 }
 
-// Distances by ACPI's SLIT: to the cell itself, and to where there is no way.
+// Distances by ACPI's SLIT: to the cell itself, and to an unreachable cell.
 const (
 	localDistance = 10
 	unreachable   = 255

@@ -37,7 +37,7 @@ func (c *deviceCheck) placed(dev device.Device) error {
 	return nil
 }
 
-// maxHubs is how many numbers the port of a USB device has, one for each hub on the way.
+// maxHubs is the most numbers in the port of a USB device, one for each hub on the way.
 const maxHubs = 4
 
 // kindOf names the kind of an address as documents do, "" for none.
@@ -64,8 +64,8 @@ var diskBuses = map[string]string{
 	"virtio": "pci", "usb": "usb", "ide": "drive", "sata": "drive", "scsi": "drive", "fdc": "drive",
 }
 
-// busOf names the kind of address that a device has, "no" where it has none and
-// "" where others look after it.
+// busOf returns the kind of address that a device has: "no" if it has none, and ""
+// if another check covers it.
 func busOf(dev device.Device) string {
 	switch d := dev.(type) {
 	case *device.Disk:
@@ -126,7 +126,7 @@ func checkNIC(d *device.NIC) error {
 	return nil
 }
 
-// checkNICOptions is about what only virtio cards have.
+// checkNICOptions refuses options of virtio NICs on other models.
 func checkNICOptions(d *device.NIC) error {
 	if strings.HasPrefix(d.Model, "virtio") {
 		for _, q := range []struct {
@@ -215,7 +215,7 @@ func (c *deviceCheck) graphics(d *device.Graphics) error {
 	return c.audio("display", d.AudioID)
 }
 
-// audio refuses an end of sound that is not there.
+// audio refuses a reference to an <audio> element that does not exist.
 func (c *deviceCheck) audio(what string, id uint) error {
 	if id != 0 && !c.audios[id] {
 		return invalid("a %s names audio %d, and there is no <audio id='%d'>", what, id, id)

@@ -23,7 +23,7 @@ func (c *deviceCheck) disk(d *device.Disk) error {
 	return c.throttleGroup(d)
 }
 
-// checkTarget holds a disk's name to what the device is: clients tell a drive by it.
+// checkTarget checks that a disk's name fits its device: clients recognize a drive by its name.
 func checkTarget(d *device.Disk) error {
 	floppy := strings.HasPrefix(d.Target, "fd")
 	switch {
@@ -38,7 +38,7 @@ func checkTarget(d *device.Disk) error {
 	return nil
 }
 
-// checkPlace refuses numbers of an address that the bus has not.
+// checkPlace refuses an address with a number that the bus does not have.
 func checkPlace(d *device.Disk) error {
 	at, is := d.Address.(device.Drive)
 	switch {
@@ -83,10 +83,10 @@ func checkBus(d *device.Disk) error {
 	return nil
 }
 
-// maxQueueSize is how many requests QEMU has in one queue of a virtio device.
+// maxQueueSize is the number of requests that QEMU allows in one queue of a virtio device.
 const maxQueueSize = 1024
 
-// virtioOnly names the first option of a disk that only bus virtio has.
+// virtioOnly returns the first option of a disk that only bus virtio has.
 func virtioOnly(d *device.Disk) string {
 	switch {
 	case d.Model != "":
@@ -104,7 +104,7 @@ func virtioOnly(d *device.Disk) string {
 	}
 }
 
-// virtioOption names the first option that is set of those that all virtio
+// virtioOption returns the first option that is set of those that all virtio
 // devices have.
 func virtioOption(iommu, ats, packed device.Switch) string {
 	switch {
@@ -118,7 +118,7 @@ func virtioOption(iommu, ats, packed device.Switch) string {
 	return ""
 }
 
-// checkLUN holds a disk that is handed to the guest as it is to what that can be.
+// checkLUN checks a disk of device lun: the guest sends SCSI commands to the host's device.
 func checkLUN(d *device.Disk) error {
 	if d.Device != "lun" {
 		return nil
@@ -142,13 +142,13 @@ func checkLUN(d *device.Disk) error {
 	return nil
 }
 
-// Lengths in bytes of what SCSI's inquiry has of a disk.
+// Lengths in bytes of the fields in the answer to SCSI INQUIRY.
 const (
 	maxVendor  = 8
 	maxProduct = 16
 )
 
-// serialLetters are what a serial can consist of.
+// serialLetters are the characters of a serial number.
 const serialLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_ .+"
 
 func checkIdentity(d *device.Disk) error {
@@ -226,7 +226,7 @@ func checkBlockSizes(d *device.Disk) error {
 	return nil
 }
 
-// maxThrottle is the largest bound on traffic that QEMU takes.
+// maxThrottle is the largest bound of traffic that QEMU accepts.
 const maxThrottle = 1e15
 
 func checkThrottle(d *device.Disk) error {
@@ -260,7 +260,7 @@ func checkThrottle(d *device.Disk) error {
 	return nil
 }
 
-// throttleGroup refuses disks that share limits and disagree about them.
+// throttleGroup refuses disks of one throttle group with different limits.
 func (c *deviceCheck) throttleGroup(d *device.Disk) error {
 	if d.Tune == nil || d.Tune.Group == "" {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// maxBootWait bounds what the firmware waits for, in milliseconds.
+// maxBootWait bounds the waiting times of the firmware, in milliseconds.
 const maxBootWait = 65535
 
 func checkOS(d *Definition) error {
@@ -43,7 +43,7 @@ func checkAbsolute(name, path string) error {
 	return unsupported("%s needs an absolute path, and %q is relative; begin it with /", name, path)
 }
 
-// checkAutoFirmware is about a firmware that Lodge picks.
+// checkAutoFirmware checks a request for a firmware that Lodge chooses.
 func checkAutoFirmware(d *Definition) error {
 	o := &d.OS
 	name := ""
@@ -59,7 +59,7 @@ func checkAutoFirmware(d *Definition) error {
 	case o.Loader.Secure == device.Off:
 		name = "os/loader/@secure"
 	}
-	// An earlier choice stands in the definition, and still holds.
+	// The definition has the firmware that was chosen earlier; it stays.
 	if picked := o.Loader.Path != "" && o.Loader.Type != "" && (o.NVRAM.Template != "" || o.Loader.Stateless == device.On || o.Firmware != "efi"); name != "" && !picked {
 		return contradiction("%s cannot be said beside os/@firmware, by which the firmware is picked; leave one of them out", name)
 	}
@@ -76,12 +76,12 @@ func checkAutoFirmware(d *Definition) error {
 	return checkStateless(o)
 }
 
-// asks says whether a firmware is to have a feature, or not to have it.
+// asks says whether the definition requests or forbids a feature of the firmware.
 func asks(o *OS, name string, enabled device.Switch) bool {
 	return slices.Contains(o.FirmwareFeatures, FirmwareFeature{name, enabled})
 }
 
-// checkLoader is about a firmware that is given by its path.
+// checkLoader checks a firmware that is given by its path.
 func checkLoader(d *Definition) error {
 	o := &d.OS
 	l := &o.Loader
@@ -134,10 +134,10 @@ func checkLifecycle(d *Definition) error {
 	return nil
 }
 
-// reserved are the beginnings of names of firmware configuration that are not the user's.
+// reserved are the prefixes of fw_cfg names that users may not set.
 var reserved = []string{"opt/ovmf/", "opt/org.qemu/"}
 
-// checkSystem is about the machine as a whole.
+// checkSystem checks the options of the whole machine.
 func checkSystem(d *Definition) error {
 	if err := checkLifecycle(d); err != nil {
 		return err

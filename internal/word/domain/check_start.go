@@ -7,8 +7,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// CheckStart refuses what libvirt lets be defined and QEMU cannot start. It is asked at
-// each start, and says what QEMU would have said in words that tell what to change.
+// CheckStart refuses definitions that libvirt accepts and QEMU cannot start. Call it at
+// each start. Unlike QEMU's own error, it says what to change in the definition.
 func (d *Definition) CheckStart() error {
 	if d.OS.Initrd != "" && d.OS.Kernel == "" {
 		return unsupported("os/initrd needs an os/kernel; add one, or leave it out")
@@ -35,7 +35,7 @@ func (d *Definition) CheckStart() error {
 	return checkPorts(&d.Devices)
 }
 
-// burst is a bound on a disk's traffic, the higher one for a while, and for how long.
+// burst is a bound of a disk's traffic, the higher bound for bursts, and their length.
 type burst struct {
 	name               string
 	bound, most, until uint64

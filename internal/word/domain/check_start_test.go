@@ -10,7 +10,7 @@ import (
 )
 
 // What QEMU would refuse in its own words is refused before, in words that say what to change.
-func TestCheckStart_SaysWhatToChange(t *testing.T) {
+func TestCheckStart_Remedy(t *testing.T) {
 	disk := func(change func(*device.Disk)) *Definition {
 		d := &device.Disk{Target: "sda", Bus: "sata", Device: "disk", Tune: &device.IOTune{}}
 		change(d)
@@ -41,7 +41,7 @@ func TestCheckStart_SaysWhatToChange(t *testing.T) {
 	}
 }
 
-func TestHostNodes_AreThoseOfMemoryAndOfItsModules(t *testing.T) {
+func TestHostNodes_MemoryAndModules(t *testing.T) {
 	d := &Definition{NUMA: NUMATune{Cells: []CellTune{{Nodes: set(t, "1")}}, Nodes: set(t, "0")}}
 	d.Devices.Memories = []*device.Memory{{Nodes: set(t, "7")}}
 	if got := d.HostNodes().String(); got != "0-1,7" {

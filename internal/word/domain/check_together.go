@@ -6,14 +6,14 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/device"
 )
 
-// claims are what the devices of a guest have that only one of them can have. They
-// are kept in a map, so that the last of a thousand devices costs what the first does.
+// claims are the names, addresses and roles that devices of a guest have, and that only one device can have. A map,
+// so that the cost for each device does not grow with their number.
 type claims map[claim]bool
 
 // claim is one thing that only one device of a guest can have or be.
 type claim struct{ what, value string }
 
-// add notes what a device claims, and refuses it if another has that already.
+// add records the claims of a device, and refuses one that another device has already.
 func (c claims) add(dev device.Device) error {
 	switch d := dev.(type) {
 	case *device.Controller:
@@ -44,7 +44,7 @@ func (c claims) add(dev device.Device) error {
 	return nil
 }
 
-// taken says whether something was claimed before, and claims it.
+// taken says whether a device claimed this before, and records the claim.
 func (c claims) taken(what, value string) bool {
 	k := claim{what, value}
 	before := c[k]

@@ -30,11 +30,11 @@ func unshared(t reflect.Type) bool {
 	}
 }
 
-// sharings remembers what sharing found, for a definition is cloned at each
+// sharings caches the results of sharing, because a definition is cloned at each
 // definition, change and start of a guest.
 var sharings sync.Map // reflect.Type to []int
 
-// sharing are the fields of a struct that a plain copy of it shares with it.
+// sharing returns the fields of a struct that a shallow copy shares with the original.
 func sharing(t reflect.Type) []int {
 	if known, ok := sharings.Load(t); ok {
 		return known.([]int)

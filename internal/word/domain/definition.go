@@ -20,14 +20,14 @@ type Definition struct {
 	Virt        string // kvm or qemu
 	Name        string
 	UUID        string // lower-case, with dashes
-	GenID       string // vmgenid: a UUID; "auto", for one made at each start, where it was defined before there was one; or empty
+	GenID       string // vmgenid: a UUID; "auto", in old definitions, for one that is made at each start; or empty
 	Title       string
 	Description string
 	// Metadata is the verbatim inner XML of <metadata>.
 	Metadata string
 
 	Memory        uint64 // at start, with the modules among the devices; the balloon gives no more
-	CurrentMemory uint64 // what the balloon leaves
+	CurrentMemory uint64 // that the balloon leaves to the guest
 	// MaxMemory is the limit of memory with all modules. There can be MemorySlots
 	// modules; both are 0 if none can be plugged in.
 	MaxMemory   uint64
@@ -71,8 +71,8 @@ type SecLabel struct {
 	Model   string
 	Relabel device.Switch
 	Label   string // of a static one, or that a running guest was given
-	// ImageLabel is that of the files of a running guest; BaseLabel is what its label is
-	// made from.
+	// ImageLabel is the label of the files of a running guest. The guest's label is made
+	// from BaseLabel.
 	ImageLabel, BaseLabel string
 }
 

@@ -2,7 +2,7 @@ package domain
 
 import "time"
 
-// JobKind is what a job does to its guest.
+// JobKind is the kind of a job.
 type JobKind string
 
 // The kinds of job.
@@ -23,7 +23,7 @@ type Progress struct {
 	Kind    JobKind
 	Started time.Time
 	Ended   time.Time // zero while running
-	// Estimated tells that totals may still grow (guest memory being dirtied).
+	// Estimated says that totals may still grow (guest memory being dirtied).
 	Estimated                            bool
 	MemTotal, MemProcessed, MemRemaining uint64
 	MemPages, MemConstant, MemNormal     uint64

@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/topology"
 )
 
-// maxMemorySlots is how many sockets for memory QEMU's machines have at most.
+// maxMemorySlots is the most memory slots of QEMU's machines.
 const maxMemorySlots = 256
 
 // Add appends a device to its group. A memory module also adds to the guest's
@@ -28,7 +28,7 @@ func (d *Definition) Add(dev device.Device) error {
 	return nil
 }
 
-// Remove takes out the very device, by identity, with what Add brought.
+// Remove removes this device, by identity, and undoes the other effects of Add.
 func (d *Definition) Remove(dev device.Device) {
 	d.Devices.Remove(dev)
 	if m, ok := dev.(*device.Memory); ok {
@@ -57,8 +57,8 @@ func (d *Definition) HostNodes() topology.CPUSet {
 	return nodes
 }
 
-// Any guest's QEMU takes some memory beside the guest's: graphics adapters of common sizes, and
-// what TCG has translated.
+// Every guest's QEMU uses some memory beside the guest's: graphics adapters of common sizes, and
+// the cache of TCG. These amounts are not counted.
 const (
 	usualGraphics = 256 << 20
 	usualCache    = 1 << 30
@@ -75,20 +75,20 @@ func (d *Definition) MemoryBeside() uint64 {
 	return graphics - min(graphics, usualGraphics) + cache - min(cache, usualCache)
 }
 
-// adapterMemory is what a guest can have QEMU take for a graphics adapter.
+// adapterMemory is the most memory in bytes that a guest can make QEMU use for a graphics adapter.
 func adapterMemory(v *device.Video) uint64 {
 	ram, vram := v.RAM, max(v.VRAM, v.VRAM64)
 	switch v.Model {
 	case "virtio":
 		return 256 << 20 // QEMU's max_hostmem
-	case "qxl": // has all of this also where nothing is said of it
+	case "qxl": // has all of this also without these attributes
 		ram = max(cmp.Or(ram, 64<<10), 2*min(cmp.Or(v.VGAMem, 16<<10), 256<<10))
 		vram = max(cmp.Or(v.VRAM, 64<<10), v.VRAM64)
 	}
 	return wholeRAM(ram) + wholeRAM(vram)
 }
 
-// wholeRAM makes so many KiB the power of two that QEMU makes them.
+// wholeRAM rounds KiB up to a power of two, as QEMU does.
 func wholeRAM(kib uint) uint64 {
 	const most = 1 << 30 // larger than any real amount; keeps sums from overflowing
 	if kib == 0 {

@@ -12,8 +12,8 @@ import (
 // its file is called NAME.xml.new, and file systems allow 255.
 const maxName = 247
 
-// CheckName refuses a name that could not be shown, or that would lead a path
-// made from it elsewhere.
+// CheckName refuses a name that cannot be printed, or that would change the folder of a path
+// that contains it.
 func CheckName(name string) error {
 	bad := func(why string) error {
 		return fault.New(fault.Invalid, fault.XML, "domain name %q %s; choose another", name, why)

@@ -1,6 +1,6 @@
 package domain
 
-// State is what a guest is doing, in libvirt's sense.
+// State is the state of a guest, as libvirt has it.
 type State int
 
 // The states.
@@ -30,8 +30,8 @@ func (s State) Active() bool {
 	return false
 }
 
-// Reason is why a guest came into its state. The same word may explain several
-// states; the edge knows libvirt's number for each pair.
+// Reason is the reason of a guest's state. Several states may have the same reason;
+// the edge knows libvirt's number for each pair.
 type Reason string
 
 // The reasons, by the states that they explain.

@@ -9,51 +9,53 @@ import (
 
 // Scope is what a call may do, and for which client. The zero value may do nothing.
 type Scope struct {
-	granted bool // false: the zero value
-	client  string
-	reason  string // why the daemon acts without bounds; empty for a client that rules hold
-	paths   Paths
-	limits  Limits                  // nil: there are none
-	also    func(uuid string) error // asked beside the limits; nil: nothing is
-	begun   bool                    // the call was authorized already
-	noted   map[string][]string     // folders by path, where they are not those of paths
+	granted      bool // false: the zero value
+	client       string
+	reason       string // why the daemon acts without bounds; empty for a client that rules restrict
+	paths        Paths
+	limits       Limits                  // nil: there are none
+	authorize    func(uuid string) error // called instead of the limits' Authorize; nil: see there
+	authorized   bool                    // Authorize was asked already
+	notedFolders map[string][]string     // folders by path, where they are not those of paths
 }
 
-// Limits are the rules that hold a client. None of the methods may wait for anything: they are called
-// in the loops of guests, too. An error refuses the call before anything is changed.
+// Limits are the rules that restrict a client. None of the methods may wait for anything, because they are also
+// called in the loops of guests. An error refuses the call before it changes anything.
 type Limits interface {
-	// Authorize says whether the call may be made of a guest, now that its turn has come: others may
-	// have given the guest another name or labels meanwhile.
+	// Authorize refuses the call on a guest if the client may not make it now: since the call came, other
+	// clients may have given the guest another name or labels.
 	Authorize(uuid string) error
-	// ReserveGuest takes what a guest will be by a definition. Written are the bytes of it that are kept.
+	// ReserveGuest reserves the quota for a guest with a definition. written is the size of the stored definition in
+	// bytes.
 	ReserveGuest(uuid string, def *domain.Definition, written uint64) error
-	// ReserveVolume takes one more volume of a pool, by its name.
+	// ReserveVolume reserves the quota for one more volume of a pool, by its name.
 	ReserveVolume(pool, name string) error
-	// ReserveNetwork takes the bytes of all definitions that a network will have, by its name.
+	// ReserveNetwork reserves the quota for a network, by its name. written is the size of all its definitions in
+	// bytes.
 	ReserveNetwork(name string, written uint64) error
-	// OpenSecret says whether a volume of the pool may be opened with a secret, by the secret's UUID.
+	// OpenSecret refuses to open a volume of the pool with a secret, by its UUID, that the client may not use.
 	OpenSecret(pool, secret string) error
 }
 
-// Daemon is the one scope without bounds: for what the daemon does for no client, and for clients that
-// no rules hold. The reason is a few words, such as "autostart"; an empty one gives the zero value.
+// Daemon returns the scope without bounds: for work that the daemon does for no client, and for clients that
+// no rules restrict. The reason is a few words, such as "autostart"; an empty one gives the zero value.
 func Daemon(reason string) Scope {
 	return Scope{granted: reason != "", reason: reason, paths: Anywhere}
 }
 
-// Client is the scope of a client that rules hold. Without limits it is the zero value.
+// Client returns the scope of a client that rules restrict. Without limits it is the zero value.
 func Client(name string, p Paths, l Limits) Scope {
 	return Scope{granted: l != nil, client: name, paths: p, limits: l}
 }
 
-// For has the work count as a client's. Work under an empty name, the daemon's or that of a trusted
-// client, is not counted.
-func (s Scope) For(client string) Scope {
+// CountedFor returns the scope with the name of the client that the work counts for. Work under an empty name, such
+// as that of the daemon or of a trusted client, is not counted.
+func (s Scope) CountedFor(client string) Scope {
 	s.client = client
 	return s
 }
 
-// Check refuses the zero value. The first thing that a verb does is to call it, or Authorize.
+// Check refuses the zero value. A verb first calls Check, or Authorize if it acts on a guest outside its loop.
 func (s Scope) Check() error {
 	if s.granted {
 		return nil
@@ -72,23 +74,23 @@ func (s Scope) String() string {
 	return "the daemon: " + s.reason
 }
 
-// Client names the client; empty: see For.
+// Client returns the name of the client; empty: the work is not counted (see CountedFor).
 func (s Scope) Client() string { return s.client }
 
-// Held says whether rules hold the client, or folders its files.
-func (s Scope) Held() bool { return s.limits != nil || s.Folders() != nil }
+// IsRestricted says whether rules restrict the client, or its files must lie in folders.
+func (s Scope) IsRestricted() bool { return s.limits != nil || s.Folders() != nil }
 
-// Limits are those of the client; nil: no rules hold it, or the scope is the zero value.
+// Limits returns the limits of the client; nil: no rules restrict it, or the scope is the zero value.
 func (s Scope) Limits() Limits { return s.limits }
 
-// Authorize asks whether the call may be made of a guest now. Owners ask it in their loops, when the
-// call's turn has come.
+// Authorize refuses the call on a guest if the client may not make it now. A guest's loop calls it when the call's
+// turn has come.
 func (s Scope) Authorize(uuid string) error {
-	if err := s.Check(); err != nil || s.begun {
+	if err := s.Check(); err != nil || s.authorized {
 		return err
 	}
-	if s.also != nil { // which asks the limits itself, if it has to
-		return s.also(uuid)
+	if s.authorize != nil { // it calls the Authorize of the limits where that is needed
+		return s.authorize(uuid)
 	}
 	if s.limits == nil {
 		return nil
@@ -96,20 +98,20 @@ func (s Scope) Authorize(uuid string) error {
 	return s.limits.Authorize(uuid)
 }
 
-// Authorizing has Authorize ask another question. The zero value stays one.
-func (s Scope) Authorizing(ask func(uuid string) error) Scope {
-	s.also = ask
+// WithAuthorize returns the scope with another function for Authorize.
+func (s Scope) WithAuthorize(ask func(uuid string) error) Scope {
+	s.authorize = ask
 	return s
 }
 
-// Begun is the scope of work that was authorized and has begun: it is not asked for again. Paths and
-// limits stay.
-func (s Scope) Begun() Scope {
-	s.begun = true
+// AlreadyAuthorized returns the scope of work that was authorized and has begun: Authorize allows it. Paths and
+// quotas stay.
+func (s Scope) AlreadyAuthorized() Scope {
+	s.authorized = true
 	return s
 }
 
-// ReserveGuest is that of the limits.
+// ReserveGuest calls that of the limits; without limits there is no quota.
 func (s Scope) ReserveGuest(uuid string, def *domain.Definition, written uint64) error {
 	if err := s.Check(); err != nil || s.limits == nil {
 		return err
@@ -117,7 +119,7 @@ func (s Scope) ReserveGuest(uuid string, def *domain.Definition, written uint64)
 	return s.limits.ReserveGuest(uuid, def, written)
 }
 
-// ReserveVolume is that of the limits.
+// ReserveVolume calls that of the limits; without limits there is no quota.
 func (s Scope) ReserveVolume(pool, name string) error {
 	if err := s.Check(); err != nil || s.limits == nil {
 		return err
@@ -125,7 +127,7 @@ func (s Scope) ReserveVolume(pool, name string) error {
 	return s.limits.ReserveVolume(pool, name)
 }
 
-// ReserveNetwork is that of the limits.
+// ReserveNetwork calls that of the limits; without limits there is no quota.
 func (s Scope) ReserveNetwork(name string, written uint64) error {
 	if err := s.Check(); err != nil || s.limits == nil {
 		return err
@@ -133,7 +135,7 @@ func (s Scope) ReserveNetwork(name string, written uint64) error {
 	return s.limits.ReserveNetwork(name, written)
 }
 
-// OpenSecret is that of the limits.
+// OpenSecret calls that of the limits; without limits every secret may be used.
 func (s Scope) OpenSecret(pool, secret string) error {
 	if err := s.Check(); err != nil || s.limits == nil {
 		return err
@@ -141,20 +143,20 @@ func (s Scope) OpenSecret(pool, secret string) error {
 	return s.limits.OpenSecret(pool, secret)
 }
 
-// Paths are the places whose files a call may open. The zero value has none.
+// Paths are the folders whose files a call may open. The zero value has none.
 type Paths struct {
 	anywhere bool
 	folders  []string
 }
 
-// Anywhere are all places.
+// Anywhere is every folder.
 var Anywhere = Paths{anywhere: true}
 
-// Below are the folders, by their real paths. Nil, or none, is nowhere.
+// Below returns the paths below some folders, given by their real paths. Without folders no file may be opened.
 func Below(folders []string) Paths { return Paths{folders: slices.Clone(folders)} }
 
-// Folders are those that files must lie in, wherever a link or a header leads. Nil: anywhere.
-// The zero value has none, and that is not nil.
+// Folders returns the folders in which files must lie, also those that a link or an image's header leads to. Nil:
+// anywhere. The zero value returns no folder, as a slice that is not nil.
 func (s Scope) Folders() []string {
 	switch {
 	case !s.granted:
@@ -165,26 +167,25 @@ func (s Scope) Folders() []string {
 	return append([]string{}, s.paths.folders...)
 }
 
-// Within holds the files of the call to folders, instead of those it was held to before. Nil is no
-// folder at all.
+// Within returns the scope with other folders for its files, in place of the present ones. Nil is no folder.
 func (s Scope) Within(folders []string) Scope {
 	s.paths = Below(folders)
 	return s
 }
 
-// Noting has the files of a guest opened as they were noted: path by path, by the client that brought
-// them. Others are held as before. Noted must not change any more.
-func (s Scope) Noting(noted map[string][]string) Scope {
-	s.noted = noted
+// WithNotedFolders returns the scope with folders for single paths: those in which the client that named the file
+// had to stay. The folders of the call hold for all other paths. noted must not change any more.
+func (s Scope) WithNotedFolders(noted map[string][]string) Scope {
+	s.notedFolders = noted
 	return s
 }
 
-// Notes says whether Noting gave any folders.
-func (s Scope) Notes() bool { return len(s.noted) > 0 }
+// HasNotedFolders says whether there are folders for single paths.
+func (s Scope) HasNotedFolders() bool { return len(s.notedFolders) > 0 }
 
-// FoldersOf are the folders that a path is held to: as was noted, or those of the call.
-func (s Scope) FoldersOf(path string) []string {
-	if folders := s.noted[path]; folders != nil && s.granted {
+// FoldersFor returns the folders in which a path must lie: those noted for it, or those of the call.
+func (s Scope) FoldersFor(path string) []string {
+	if folders := s.notedFolders[path]; folders != nil && s.granted {
 		return folders
 	}
 	return s.Folders()

@@ -34,7 +34,7 @@ func TestScope_ZeroRefusesEverything(t *testing.T) {
 	nothing := map[string][]string{"/a": {"/"}}
 	for name, s := range map[string]scope.Scope{
 		"zero": {}, "without a reason": scope.Daemon(""), "a client without limits": scope.Client("c", scope.Anywhere, nil),
-		"narrowed": scope.Scope{}.For("c").Begun().Within([]string{"/"}).Noting(nothing).Authorizing(func(string) error { return nil }),
+		"narrowed": scope.Scope{}.CountedFor("c").AlreadyAuthorized().Within([]string{"/"}).WithNotedFolders(nothing).WithAuthorize(func(string) error { return nil }),
 		"recorded": scope.Scope{}.Record().Scope(), "no record": scope.Record{Anywhere: true}.Scope(),
 	} {
 		for question, err := range asked(s) {
@@ -42,13 +42,13 @@ func TestScope_ZeroRefusesEverything(t *testing.T) {
 				t.Errorf("%s: %s gives %v, not a refusal", name, question, err)
 			}
 		}
-		if s.Folders() == nil || len(s.Folders()) > 0 || s.FoldersOf("/a") == nil || len(s.FoldersOf("/a")) > 0 {
-			t.Errorf("%s may open files in %v, /a in %v", name, s.Folders(), s.FoldersOf("/a"))
+		if s.Folders() == nil || len(s.Folders()) > 0 || s.FoldersFor("/a") == nil || len(s.FoldersFor("/a")) > 0 {
+			t.Errorf("%s may open files in %v, /a in %v", name, s.Folders(), s.FoldersFor("/a"))
 		}
 	}
 }
 
-func TestDaemon_HasNoBounds(t *testing.T) {
+func TestDaemon_Unbounded(t *testing.T) {
 	t.Parallel()
 	s := scope.Daemon("a test")
 	for question, err := range asked(s) {
@@ -56,12 +56,12 @@ func TestDaemon_HasNoBounds(t *testing.T) {
 			t.Errorf("%s: %v", question, err)
 		}
 	}
-	if s.Folders() != nil || s.FoldersOf("/a") != nil || s.Held() {
+	if s.Folders() != nil || s.FoldersFor("/a") != nil || s.IsRestricted() {
 		t.Errorf("it is held to %v", s.Folders())
 	}
 }
 
-func TestClient_IsHeldToItsLimits(t *testing.T) {
+func TestClient_Limits(t *testing.T) {
 	t.Parallel()
 	s := scope.Client("c", scope.Below([]string{"/own"}), full{})
 	for question, err := range asked(s) {
@@ -69,22 +69,22 @@ func TestClient_IsHeldToItsLimits(t *testing.T) {
 			t.Errorf("%s: %v", question, err)
 		}
 	}
-	if f := s.FoldersOf("/other"); len(f) != 1 || f[0] != "/own" {
+	if f := s.FoldersFor("/other"); len(f) != 1 || f[0] != "/own" {
 		t.Errorf("it is held to %v", f)
 	}
-	if f := s.Noting(map[string][]string{"/other": {"/theirs"}}).FoldersOf("/other"); len(f) != 1 || f[0] != "/theirs" {
+	if f := s.WithNotedFolders(map[string][]string{"/other": {"/theirs"}}).FoldersFor("/other"); len(f) != 1 || f[0] != "/theirs" {
 		t.Errorf("a noted path is held to %v", f)
 	}
-	again := s.Authorizing(func(string) error { return errFull })
+	again := s.WithAuthorize(func(string) error { return errFull })
 	if err := again.Authorize("uuid"); !errors.Is(err, errFull) {
 		t.Errorf("asked again it says %v", err)
 	}
-	if err := again.Begun().Authorize("uuid"); err != nil {
+	if err := again.AlreadyAuthorized().Authorize("uuid"); err != nil {
 		t.Errorf("work that has begun is refused: %v", err)
 	}
 }
 
-func TestRecord_KeepsPaths(t *testing.T) {
+func TestRecord_Paths(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		s    scope.Scope

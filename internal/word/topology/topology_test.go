@@ -41,7 +41,7 @@ func TestParseCPUSet(t *testing.T) {
 	}
 }
 
-func TestParseCPUSetRefuses(t *testing.T) {
+func TestParseCPUSet_Refusals(t *testing.T) {
 	for _, list := range []string{
 		",", "0,", "a", "-1", "3-1", "^1-2", "^", "0-", "1.5", "+1", "0x3", "16384", "0-99999999999999999999", "0 1",
 	} {
@@ -52,7 +52,7 @@ func TestParseCPUSetRefuses(t *testing.T) {
 }
 
 // The slow obvious twin of CPUSet is a map.
-func TestSetAlgebra(t *testing.T) {
+func TestCPUSet_Algebra(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	draw := func() (CPUSet, map[int]bool) {
 		var s CPUSet
@@ -107,7 +107,7 @@ func TestCPUMap(t *testing.T) {
 	}
 }
 
-func TestSetInRecords(t *testing.T) {
+func TestCPUSet_JSON(t *testing.T) {
 	type record struct{ CPUs CPUSet }
 	text, err := json.Marshal(record{Range(2, 5)})
 	if err != nil {
@@ -119,10 +119,10 @@ func TestSetInRecords(t *testing.T) {
 	}
 }
 
-// TestParseCPUSet_WideRangesAreCheap: a list of ranges over everything takes a word of
+// TestParseCPUSet_WideRanges: a list of ranges over everything takes a word of
 // work for each 64 numbers, as often as it repeats them.
 // Promise: X3
-func TestParseCPUSet_WideRangesAreCheap(t *testing.T) {
+func TestParseCPUSet_WideRanges(t *testing.T) {
 	words := make([]uint64, MaxCPU/64+1)
 	if touched, _, _ := window(words, 0, MaxCPU); len(touched) != 256 {
 		t.Errorf("%d words are touched", len(touched))

@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// Unbuilt returns the paths of the parts of a document that its format knows, and
-// that were not understood: elements, attributes and text that are in submitted
-// and in known (submitted after a round trip through libvirtxml) and not in
+// Unbuilt returns the paths of the parts of a document that libvirt's format has
+// and Lodge does not support: elements, attributes and text that are in submitted
+// and in known (submitted after a round trip through libvirtxml), but not in
 // understood (submitted after a round trip through Lodge's own model). Only
 // presence counts, not values. Paths start below the root: devices/disk[2]/mirror,
-// devices/interface[1]/driver/@rss; a position is given where there are siblings
+// devices/interface[1]/driver/@rss. A path has a position if there are siblings
 // of the same name.
 //
-// Siblings of one name are matched by position, so both round trips have to
-// keep their order.
+// Siblings of one name are matched by position, so both round trips must keep
+// their order.
 func Unbuilt(submitted, known, understood *Element) []string {
 	var lost []string
 	c := comparison{report: func(path string, known, understood bool) {
@@ -26,8 +26,8 @@ func Unbuilt(submitted, known, understood *Element) []string {
 	return lost
 }
 
-// Unknown returns the paths of the parts of a document that its format does not
-// know: those in submitted and not in known. White space, comments, empty
+// Unknown returns the paths of the parts of a document that libvirt's format does
+// not have: those in submitted and not in known. White space, comments, empty
 // attributes and everything below <metadata> do not count.
 func Unknown(submitted, known *Element) []string {
 	if covers(known, submitted) {
@@ -47,13 +47,14 @@ func Unknown(submitted, known *Element) []string {
 type comparison struct {
 	report func(path string, known, understood bool)
 	built  func(*Element) bool // nil: no element
-	// names holds the names of elements with missing siblings.
+	// names holds the path names of elements whose siblings are not in the tree.
 	names map[*Element]string
 }
 
-// place returns an element's position among its siblings of one name, and how a path
-// names it: by its number, too, where there are several. It counts in position.
-func (e *Element) place(siblings map[sibling][]*Element, position map[sibling]int) (key sibling, n int, name string) {
+// pathName returns an element's position among its siblings of one name, and its
+// name in a path, which has a number if there are several. position counts the
+// siblings before.
+func (e *Element) pathName(siblings map[sibling][]*Element, position map[sibling]int) (key sibling, n int, name string) {
 	key, name = sibling{e.Space, e.Name}, e.Name
 	n = position[key]
 	position[key]++
@@ -63,9 +64,9 @@ func (e *Element) place(siblings map[sibling][]*Element, position map[sibling]in
 	return key, n, name
 }
 
-// compare walks the submitted tree and reports everything in it with whether
-// the other two have it. It goes below an element only where all three do, or
-// where the element is built and something below it may not be.
+// compare walks the submitted tree, and reports for each part whether the other two
+// trees have it. It enters an element only if all three have it, or if the element
+// is built and a part of its content may not be.
 func (w comparison) compare(submitted, known, understood *Element, path string) {
 	report := w.report
 	for _, a := range submitted.Attrs {
@@ -82,7 +83,7 @@ func (w comparison) compare(submitted, known, understood *Element, path string) 
 	inSubmitted, inKnown, inUnderstood := submitted.siblings(), known.siblings(), understood.siblings()
 	position := map[sibling]int{}
 	for _, c := range submitted.Elements() {
-		key, n, name := c.place(inSubmitted, position)
+		key, n, name := c.pathName(inSubmitted, position)
 		if told := w.names[c]; told != "" {
 			name = told
 		}
@@ -99,12 +100,12 @@ func (w comparison) compare(submitted, known, understood *Element, path string) 
 	}
 }
 
-// mostCovered bounds the children of an element that covers looks through for each of them. Where there are
-// more, they are gathered by their names before.
-const mostCovered = 16
+// maxPairwise is the number of children up to which covers searches them anew for each child. More children are
+// grouped by name first, so that the time stays linear.
+const maxPairwise = 16
 
-// covers is a cheap check that no part of a document is missing in another,
-// which holds for nearly all documents. False means nothing: compare finds the missing parts.
+// covers is a cheap check that known has every part of submitted, as nearly all
+// documents do. If it returns false, parts may be missing; compare finds them.
 func covers(known, submitted *Element) bool {
 	for _, a := range submitted.Attrs {
 		if !a.isDeclaration() && a.Value != "" && !known.has(a) {
@@ -117,7 +118,7 @@ func covers(known, submitted *Element) bool {
 	if submitted.isMetadata() {
 		return true
 	}
-	if len(submitted.Children) > mostCovered || len(known.Children) > mostCovered {
+	if len(submitted.Children) > maxPairwise || len(known.Children) > maxPairwise {
 		return coversMany(known, submitted)
 	}
 	for i, n := range submitted.Children {
@@ -133,7 +134,7 @@ func covers(known, submitted *Element) bool {
 	return true
 }
 
-// coversMany compares the children of an element that has many.
+// coversMany is covers for the children of an element with many of them.
 func coversMany(known, submitted *Element) bool {
 	twins := known.siblings()
 	for _, n := range submitted.Children {
@@ -190,7 +191,7 @@ func (e *Element) nth(nodes []Node, before int) *Element {
 // isBare reports whether an element has no content of its own that could be missing.
 func (e *Element) isBare() bool { return len(e.Attrs) == 0 && len(e.Elements()) == 0 }
 
-// sibling names the elements that are counted together.
+// sibling is the name under which elements are counted together.
 type sibling struct{ space, name string }
 
 func (e *Element) siblings() map[sibling][]*Element {

@@ -10,22 +10,22 @@ import (
 	"unicode/utf8"
 )
 
-// Documents come as text, and their clients have mostly turned it into UTF-8 whatever stands in
-// the declaration: Python's writers declare us-ascii, Java's and .NET's UTF-16. So a document
-// that is UTF-8 is read as that, as libvirt does, where the declaration names an encoding at all.
-// Others are converted from the encodings that files of western hosts have.
+// A document is a string on the wire, and most clients send UTF-8 whatever the declaration says:
+// Python's writers declare us-ascii, those of Java and .NET UTF-16. So a document that is valid UTF-8
+// is read as UTF-8, as libvirt does, if the declaration names any real encoding. Other documents are
+// converted from the encodings that files of western hosts have.
 
-// named are the names of encodings that there are. Which of them a name means matters only for
-// a document that is not UTF-8.
-var named = regexp.MustCompile(`(?i)^(utf[-_]?(7|8|16|32)([-_]?[lb]e)?|ucs-?[24]([lb]e)?|iso-10646-ucs-[24]|unicode` +
+// encodingNames are the names of real encodings. Which one it is matters only for a document that is
+// not UTF-8.
+var encodingNames = regexp.MustCompile(`(?i)^(utf[-_]?(7|8|16|32)([-_]?[lb]e)?|ucs-?[24]([lb]e)?|iso-10646-ucs-[24]|unicode` +
 	`|(us-?)?ascii|ansi_x3\.4-19(68|86)|iso-?646-us` +
 	`|iso[-_]?8859[-_]\d{1,2}|latin-?\d{1,2}|l\d{1,2}` +
 	`|(windows|cp|ibm)-?\d{3,5}|koi8-(r|u|ru|t)|macintosh|viscii|tcvn|tis-?620` +
 	`|gb[-_]?2312|gbk|gb18030|big5(-?hkscs)?|(shift[-_]?|s)jis|euc-?(jp|kr|cn|tw)|iso-2022-(jp|kr|cn)(-\d)?|uhc|johab|hz)$`)
 
-// converted are the encodings with one byte a character that are converted. Bytes that a table does
-// not have are the characters of the same number.
-var converted = []struct {
+// convertedEncodings are the encodings of one byte a character that are supported. A byte that is not in
+// the table is the character of the same number.
+var convertedEncodings = []struct {
 	names *regexp.Regexp
 	table map[byte]rune
 }{
@@ -45,12 +45,12 @@ var windows1252 = map[byte]rune{
 // is at most three times as long.
 func charset(doc, name string, rest io.Reader) (io.Reader, error) {
 	switch {
-	case !named.MatchString(name):
+	case !encodingNames.MatchString(name):
 		return nil, invalid("line 1: no encoding is called %q; write the document in UTF-8", name)
 	case utf8.ValidString(doc):
 		return rest, nil
 	}
-	for _, c := range converted {
+	for _, c := range convertedEncodings {
 		if c.names.MatchString(name) {
 			return &singleBytes{bufio.NewReader(rest), c.table}, nil
 		}
@@ -58,7 +58,7 @@ func charset(doc, name string, rest io.Reader) (io.Reader, error) {
 	return nil, invalid("line 1: the document is declared as %s and is not UTF-8; convert it to UTF-8", name)
 }
 
-// singleBytes turns one byte into one character.
+// singleBytes decodes an encoding of one byte a character.
 type singleBytes struct {
 	from  *bufio.Reader
 	table map[byte]rune
@@ -82,8 +82,8 @@ func (s *singleBytes) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// byteOrder tells whether a text is UTF-16, by its first character, which is a mark or a tag's
-// beginning; nil: it is not.
+// byteOrder returns the byte order of a text in UTF-16, by its first character, which is a byte order
+// mark or '<'. Nil: it is not UTF-16.
 func byteOrder(text string) binary.ByteOrder {
 	switch {
 	case strings.HasPrefix(text, "\xfe\xff"), strings.HasPrefix(text, "\x00<"):
@@ -94,14 +94,14 @@ func byteOrder(text string) binary.ByteOrder {
 	return nil
 }
 
-// fromUTF16 turns a text in UTF-16 into UTF-8, and leaves any other.
+// fromUTF16 converts a text in UTF-16 to UTF-8, and returns any other text unchanged.
 func fromUTF16(text string) (string, error) {
 	order := byteOrder(text)
 	if order == nil {
 		return text, nil
 	}
 	if len(text)%2 != 0 {
-		return "", invalid("line 1: the document is UTF-16 and is cut off, as texts with zeros are on their way; write it in UTF-8")
+		return "", invalid("line 1: the document is UTF-16 and is cut off, as strings with zero bytes are in this protocol; write it in UTF-8")
 	}
 	units := make([]uint16, len(text)/2)
 	for i := range units {

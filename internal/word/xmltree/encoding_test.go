@@ -14,8 +14,8 @@ func declared(encoding, text string) string {
 	return fmt.Sprintf("<?xml version='1.0' encoding='%s'?>\n<domain><title>%s</title></domain>", encoding, text)
 }
 
-// TestEncoding_IsTakenAsClientsMeanIt: a document that was converted to UTF-8 on its way is UTF-8, whatever it declares.
-func TestEncoding_IsTakenAsClientsMeanIt(t *testing.T) {
+// TestEncoding_DeclaredByClients: a document that was converted to UTF-8 on its way is UTF-8, whatever it declares.
+func TestEncoding_DeclaredByClients(t *testing.T) {
 	for _, name := range []string{
 		"us-ascii", "US-ASCII", "ASCII", "ANSI_X3.4-1968", "iso-646-us", "utf8", "UTF-8", "UTF_8", "utf-16", "UTF-16LE", "UCS-2", "UTF-32", "unicode",
 		"ISO-8859-1", "iso_8859-1", "iso8859-15", "latin1", "latin-1", "L1", "windows-1252", "cp1252", "cp437", "IBM037", "windows-1251", "koi8-r",
@@ -28,7 +28,7 @@ func TestEncoding_IsTakenAsClientsMeanIt(t *testing.T) {
 	}
 }
 
-func TestEncoding_IsConverted(t *testing.T) {
+func TestEncoding_Converted(t *testing.T) {
 	inUTF16 := func(order binary.AppendByteOrder, text string) string {
 		var b []byte
 		for _, u := range utf16.Encode([]rune(text)) {
@@ -49,7 +49,7 @@ func TestEncoding_IsConverted(t *testing.T) {
 		"UTF-8 of a mark":      {"\ufeff" + declared("utf-8", wide), wide},
 		"UTF-8 that is latin1": {declared("latin1", "\xc3\xa9"), "\u00e9"},
 	} {
-		if !Begins(c.doc) {
+		if !StartsLikeXML(c.doc) {
 			t.Errorf("%s: who looks for documents does not find it", name)
 		}
 		e, err := Parse(c.doc)
@@ -59,7 +59,7 @@ func TestEncoding_IsConverted(t *testing.T) {
 	}
 }
 
-func TestEncoding_IsRefusedInPlainWords(t *testing.T) {
+func TestEncoding_Refusals(t *testing.T) {
 	for name, c := range map[string]struct{ doc, says string }{
 		"unknown":              {declared("nonsense", "x"), `no encoding is called "nonsense"; write the document in UTF-8`},
 		"a trap":               {declared(strings.Repeat("x", 100), "x"), "no encoding is called"},
@@ -82,8 +82,8 @@ func TestEncoding_IsRefusedInPlainWords(t *testing.T) {
 	}
 }
 
-// TestEncoding_IsBounded: a document that becomes longer by its conversion is not longer than others may be by much.
-func TestEncoding_IsBounded(t *testing.T) {
+// TestEncoding_Bounds: a document that becomes longer by its conversion is not longer than others may be by much.
+func TestEncoding_Bounds(t *testing.T) {
 	if _, err := Parse("\xff\xfe" + strings.Repeat("<\x00", MaxSize/2)); !fault.Is(err, fault.Invalid) {
 		t.Errorf("too long in UTF-16: %v", err)
 	}

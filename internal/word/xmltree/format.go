@@ -23,10 +23,10 @@ var namespaces = map[string]string{
 
 // Format prints a tree, or a value of libvirtxml through its own marshalling,
 // in the layout of libvirt's documents: attributes in single quotes, <x/> for
-// elements that hold nothing, two spaces a level, text on the element's line,
-// a line end at the end and no XML header. What stands below <metadata>
-// belongs to others; it keeps double quotes, prefixes and comments. What Parse would
-// not take, by its bounds or its characters, is refused: whatever is written can be read again.
+// empty elements, two spaces a level, text on the element's line, a line end at
+// the end and no XML header. The content of <metadata> belongs to other programs,
+// and keeps double quotes, prefixes and comments. Format refuses a document that
+// Parse would refuse for its bounds or characters: all output can be read again.
 func Format(v any) (string, error) {
 	root, ok := v.(*Element)
 	if !ok {
@@ -43,29 +43,29 @@ func Format(v any) (string, error) {
 	p.root(root)
 	text := p.out.String()
 	unread := cmp.Or(p.checkBounds(), checkLength(text, MaxSize), CheckText(text))
-	return text, fault.Wrap(unread, fault.Invalid, fault.XML, "the document would be one that nobody can read")
+	return text, fault.Wrap(unread, fault.Invalid, fault.XML, "the document could not be read again")
 }
 
-// CheckText refuses text that no document can hold: bytes that are not UTF-8, and
-// characters that XML cannot express. No parser accepts a document with such text.
+// CheckText refuses text that no XML document can contain: bytes that are not UTF-8,
+// and characters outside XML's range. No parser accepts a document with such text.
 func CheckText(text string) error {
 	if !utf8.ValidString(text) {
-		return fault.New(fault.Invalid, fault.XML, "a document has to be UTF-8")
+		return fault.New(fault.Invalid, fault.XML, "a document must be UTF-8")
 	}
-	if at := strings.IndexFunc(text, isUnheld); at >= 0 {
+	if at := strings.IndexFunc(text, isForbidden); at >= 0 {
 		r, _ := utf8.DecodeRuneInString(text[at:])
-		return fault.New(fault.Invalid, fault.XML, "no document can hold the character %U", r)
+		return fault.New(fault.Invalid, fault.XML, "no document can contain the character %U", r)
 	}
 	return nil
 }
 
-func isUnheld(r rune) bool {
+func isForbidden(r rune) bool {
 	return r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == '\uFFFE' || r == '\uFFFF'
 }
 
-// FormatInner prints what an element holds in the layout that it has below
-// <metadata>, each declaration of a namespace pulled in from where it stood,
-// so that the text stands for itself.
+// FormatInner prints the content of an element in the layout for <metadata>. It
+// adds the declarations of namespaces that elements above have, so that the text
+// can be parsed alone.
 func FormatInner(e *Element) string {
 	p := newPrinter()
 	p.foreign = true
@@ -81,16 +81,16 @@ func FormatInner(e *Element) string {
 
 type printer struct {
 	out strings.Builder
-	// nodes and depth are what a reader will count, nodes with the blanks that lay the document out.
+	// nodes and depth are those that Parse will count; nodes include the white space of the layout.
 	nodes, open, depth int
 
 	foreign bool     // below metadata
 	scopes  []string // prefixes declared by the elements that are open
-	// inScope counts them, which saves a search for each element.
+	// inScope counts them by prefix, which saves a search for each element.
 	inScope map[string]int
 }
 
-// checkBounds refuses more than a reader takes.
+// checkBounds refuses a document that is over the bounds of Parse.
 func (p *printer) checkBounds() error {
 	switch {
 	case p.depth > MaxDepth:
@@ -123,8 +123,8 @@ func (p *printer) root(e *Element) {
 	p.element(&copied, 0)
 }
 
-// collectSpaces marks the namespaces that an element or one below it is in.
-// A declaration of a known one that nothing uses is left out by this.
+// collectSpaces collects the namespaces of an element and of all elements below it.
+// A declaration of a known namespace that nothing uses is then left out.
 func collectSpaces(e *Element, used map[string]bool) {
 	if e.Space != "" {
 		used[e.Space] = true
@@ -161,7 +161,7 @@ func (p *printer) node(n Node, depth int) {
 	}
 }
 
-// inline is the depth that stands for "no layout": inside mixed content.
+// inline is the depth inside mixed content, where no layout may be added.
 const inline = -1
 
 func (p *printer) indent(depth int) {
@@ -235,8 +235,8 @@ func (e *Element) hasText() bool {
 	return false
 }
 
-// prefix returns the prefix to print for a namespace: its usual one, or outside
-// of Lodge's knowledge the one that was written.
+// prefix returns the prefix to print for a namespace: libvirt's usual one, or for
+// an unknown namespace the one that the client wrote.
 func (p *printer) prefix(space, written string) string {
 	if space == "" {
 		return written
@@ -247,8 +247,8 @@ func (p *printer) prefix(space, written string) string {
 	return written
 }
 
-// attributes prints an element's attributes. Of the declarations, those of
-// known namespaces stand on the root only.
+// attributes prints an element's attributes. Declarations of known namespaces are
+// printed on the root only.
 func (p *printer) attributes(e *Element, root bool) {
 	for _, a := range e.Attrs {
 		if a.isDeclaration() {
@@ -282,13 +282,13 @@ func (p *printer) declared(a Attr) {
 	p.enter("")
 }
 
-// enter notes that an open element declares a prefix.
+// enter records that an open element declares a prefix.
 func (p *printer) enter(prefix string) {
 	p.scopes = append(p.scopes, prefix)
 	p.inScope[prefix]++
 }
 
-// leave forgets all but so many of the declarations.
+// leave removes the declarations of an element that is closed: all after the first declared ones.
 func (p *printer) leave(declared int) {
 	for _, prefix := range p.scopes[declared:] {
 		p.inScope[prefix]--
@@ -296,8 +296,8 @@ func (p *printer) leave(declared int) {
 	p.scopes = p.scopes[:declared]
 }
 
-// declare adds the declaration of a prefix that an element above the printed
-// part has declared.
+// declare prints the declaration of a prefix that only an element above the printed
+// part declares.
 func (p *printer) declare(prefix, uri string) {
 	if uri == "" || prefix == "xml" {
 		return

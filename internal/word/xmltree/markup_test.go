@@ -15,7 +15,7 @@ import (
 )
 
 // Promise: X3
-func TestHostileDocumentsAreRefused(t *testing.T) {
+func TestParse_HostileDocuments(t *testing.T) {
 	for name, doc := range map[string]string{
 		"empty":                 "",
 		"only space":            " \n ",
@@ -53,7 +53,7 @@ func TestHostileDocumentsAreRefused(t *testing.T) {
 	}
 }
 
-func TestTreeKeepsPrefixesAndSpaces(t *testing.T) {
+func TestFormat_PrefixesAndSpaces(t *testing.T) {
 	root, err := Parse(`<?xml version="1.0" encoding="UTF-8"?>
 		<domain xmlns:q="uri:q" type="kvm"><!-- why --><q:env q:name="a" name="b"/><name> x&amp;y </name></domain>`)
 	if err != nil {
@@ -72,7 +72,7 @@ func TestTreeKeepsPrefixesAndSpaces(t *testing.T) {
 }
 
 // Golden files: testdata/format/NAME.xml is what Format makes of NAME.in.
-func TestFormatTree(t *testing.T) {
+func TestFormat_Tree(t *testing.T) {
 	inputs, err := filepath.Glob("testdata/format/*.in")
 	if err != nil || len(inputs) == 0 {
 		t.Fatal("no inputs", err)
@@ -115,7 +115,7 @@ func TestFormatTree(t *testing.T) {
 	}
 }
 
-func TestFormatValueOfLibvirtxml(t *testing.T) {
+func TestFormat_LibvirtxmlValue(t *testing.T) {
 	got, err := Format(&libvirtxml.Domain{
 		Type: "kvm", Name: "a'b<c",
 		Metadata: &libvirtxml.DomainMetadata{XML: `<x:note xmlns:x="uri:x"><!--kept--><x:a b="1"/></x:note>`},
@@ -146,7 +146,7 @@ func TestFormatValueOfLibvirtxml(t *testing.T) {
 	}
 }
 
-func TestFormat_InnerTextIsEscaped(t *testing.T) {
+func TestFormat_InnerText(t *testing.T) {
 	root, err := Parse(`<domain xmlns:o="uri:o" xmlns="uri:d"><metadata><o:a o:b="1"><o:c/></o:a><d/></metadata></domain>`)
 	if err != nil {
 		t.Fatal(err)
@@ -167,9 +167,9 @@ func mustParse(t *testing.T, doc string) *Element {
 	return root
 }
 
-// TestUnknownByEitherWay takes one thing after the other away from a document: the
+// TestUnknown_CoversAndCompare takes one thing after the other away from a document: the
 // quick look must miss it where the thorough one does.
-func TestUnknownByEitherWay(t *testing.T) {
+func TestUnknown_CoversAndCompare(t *testing.T) {
 	doc := `<a x="1" y=""><b>text</b><b z="2"/><c><d/> <!-- - --> <d e="3"/></c><metadata><m/></metadata></a>`
 	submitted := mustParse(t, doc)
 	if !covers(submitted, submitted) {

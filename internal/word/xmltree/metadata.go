@@ -7,9 +7,9 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// MetadataElement finds the element of a namespace among those that a
-// <metadata> holds, given as text. It is printed as it was set: without the
-// namespace. False says that there is none.
+// MetadataElement returns the element of a namespace in the content of a
+// <metadata>, given as text. It is printed without the namespace, as the client
+// set it. False: there is none.
 func MetadataElement(inner, uri string) (string, bool, error) {
 	root, err := parseInner(inner)
 	if err != nil {
@@ -24,9 +24,9 @@ func MetadataElement(inner, uri string) (string, bool, error) {
 	return "", false, nil
 }
 
-// SetMetadataElement puts an element, given as a document, among those that a
-// <metadata> holds, under a namespace and in place of the one that is there. An
-// empty document takes it away. It gives what the <metadata> holds then.
+// SetMetadataElement sets the element of a namespace in the content of a
+// <metadata> to a document, and returns the new content. It replaces the present
+// element of that namespace; an empty document removes it.
 func SetMetadataElement(inner, uri, prefix, doc string) (string, error) {
 	if uri == "" {
 		return "", fault.New(fault.Invalid, fault.Metadata, "a metadata element needs a namespace URI")
@@ -50,7 +50,7 @@ func SetMetadataElement(inner, uri, prefix, doc string) (string, error) {
 			return "", fault.New(fault.Invalid, fault.Metadata, "a metadata element needs a prefix for its namespace, of letters, digits and . _ - unlike %q", prefix)
 		}
 		if e.Space != "" && e.Space != uri { // it could not be found again
-			return "", fault.New(fault.Invalid, fault.Metadata, "the element is in namespace %q, and is to be set in %q", e.Space, uri)
+			return "", fault.New(fault.Invalid, fault.Metadata, "the element is in namespace %q and cannot be set in %q", e.Space, uri)
 		}
 		e.rename("", prefix, uri)
 		kept = append(kept, e)
@@ -58,13 +58,12 @@ func SetMetadataElement(inner, uri, prefix, doc string) (string, error) {
 	root.Children = kept
 	text := FormatInner(root)
 	if _, there, err := MetadataElement(text, uri); err != nil || there != (doc != "") {
-		return "", fault.New(fault.Invalid, fault.Metadata, "no document can hold an element of namespace %q", uri)
+		return "", fault.New(fault.Invalid, fault.Metadata, "no document can contain an element of namespace %q", uri)
 	}
 	return text, nil
 }
 
-// isPrefix says whether a prefix of a namespace can be written, and may be given one:
-// those that begin with xml are XML's own.
+// isPrefix says whether a text may be the prefix of a namespace. Prefixes that begin with xml are reserved.
 func isPrefix(text string) bool {
 	for i, r := range text {
 		switch {
@@ -84,7 +83,7 @@ func parseInner(inner string) (*Element, error) {
 	return Parse("<metadata>" + inner + "</metadata>")
 }
 
-// rename moves an element and all below it from one namespace to another.
+// rename moves an element and all elements below it from one namespace to another.
 func (e *Element) rename(from, prefix, to string) {
 	if e.Space == from {
 		e.Space, e.Prefix = to, prefix

@@ -11,8 +11,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// Bounds on a document. They are above what the longest real definitions need
-// and below what would hurt: size is the limit of a string on the wire.
+// Bounds of a document. The longest real definitions stay below them. MaxSize, in
+// bytes, is libvirt's limit of a string on the wire.
 const (
 	MaxSize  = 4 << 20
 	MaxDepth = 256 // a chain of 200 images, each within the one above, and the elements around them
@@ -38,13 +38,13 @@ type Attr struct {
 	Value  string
 }
 
-// Node is what an element may hold: *Element, Text or Comment.
+// Node is a child of an element: *Element, Text or Comment.
 type Node interface{ node() }
 
 // Text is character data, unescaped.
 type Text string
 
-// Comment is the inside of a comment.
+// Comment is the text of a comment.
 type Comment string
 
 func (*Element) node() {}
@@ -126,13 +126,13 @@ func Parse(doc string) (*Element, error) {
 	return parse(doc, MaxSize)
 }
 
-// before is what may stand before the first tag of a document.
-const before = "\ufeff \t\r\n"
+// leadingBlanks are the characters that may come before the first tag of a document.
+const leadingBlanks = "\ufeff \t\r\n"
 
-// Begins says whether a text begins as a document does. No other is parsed, however blank what stands
-// before its root may be called: who looks for documents among texts finds all.
-func Begins(text string) bool {
-	return strings.HasPrefix(strings.TrimLeft(text, before), "<") || byteOrder(text) != nil
+// StartsLikeXML says whether a text begins like a document. Parse accepts no other text, so a caller that searches
+// the arguments of a call for documents finds all of them.
+func StartsLikeXML(text string) bool {
+	return strings.HasPrefix(strings.TrimLeft(text, leadingBlanks), "<") || byteOrder(text) != nil
 }
 
 func parse(doc string, maxSize int) (*Element, error) {
@@ -146,7 +146,7 @@ func parse(doc string, maxSize int) (*Element, error) {
 	if err := checkLength(doc, maxSize); err != nil {
 		return nil, err
 	}
-	if !Begins(doc) && strings.TrimLeft(doc, before) != "" {
+	if !StartsLikeXML(doc) && strings.TrimLeft(doc, leadingBlanks) != "" {
 		return nil, invalid("line 1: text outside the root element")
 	}
 	r := &reader{dec: xml.NewDecoder(strings.NewReader(doc)), spaces: map[string][]string{}}
@@ -173,8 +173,8 @@ func parse(doc string, maxSize int) (*Element, error) {
 	}
 }
 
-// checkLength bounds nodes and attributes by counting characters, before anything
-// is allocated for them.
+// checkLength bounds the size, and the nodes and attributes by counting '<' and '=',
+// before anything is allocated for them.
 func checkLength(doc string, maxSize int) error {
 	switch {
 	case len(doc) > maxSize:
@@ -197,9 +197,9 @@ type reader struct {
 	root  *Element
 	open  []*Element
 	nodes int
-	// scopes are the prefixes that open elements declare, inner ones later, and spaces
-	// what each stands for, the last in force: a hostile document has as many prefixes
-	// as elements that use them, so none is searched for.
+	// scopes are the prefixes that open elements declare, inner ones later. spaces are
+	// the namespaces of each prefix; the last one is in force. A map, because a hostile
+	// document may have as many prefixes as elements that use them.
 	scopes []scope
 	spaces map[string][]string
 }
@@ -232,15 +232,15 @@ func (r *reader) take(token xml.Token) error {
 			return r.add(Comment(strings.Map(replaceInvalid, string(t))), line)
 		}
 	case xml.Directive:
-		return invalid("line %d: document types and entity definitions are not taken", line)
+		return invalid("line %d: document types and entity definitions are not supported", line)
 	}
 	return nil
 }
 
-// replaceInvalid replaces a character that no document can hold by U+FFFD. Go's parser
+// replaceInvalid replaces a character that no document can contain by U+FFFD. Go's parser
 // accepts such characters in comments, and the document could not be written again.
 func replaceInvalid(r rune) rune {
-	if isUnheld(r) {
+	if isForbidden(r) {
 		return utf8.RuneError
 	}
 	return r
@@ -289,7 +289,7 @@ func (r *reader) start(t xml.StartElement, line int) error {
 }
 
 // resolve finds the namespaces of an element and its attributes, and refuses
-// an attribute given twice.
+// an attribute that comes twice.
 func (r *reader) resolve(e *Element, line int) error {
 	var ok bool
 	if e.Space, ok = r.lookup(e.Prefix); !ok {
@@ -310,13 +310,13 @@ func (r *reader) resolve(e *Element, line int) error {
 	return nil
 }
 
-// attrNames are the names of the attributes of an element, where these are many.
+// attrNames are the names of an element's attributes, if there are many.
 type attrNames map[[2]string]bool
 
-// fewAttrs is how many attributes are looked through one by one.
+// fewAttrs is the number of attributes up to which they are compared one by one.
 const fewAttrs = 16
 
-// has reports whether an attribute is among those before it, which has was asked about in turn.
+// has reports whether an attribute is among those before it. It must be called for each attribute in order.
 func (s *attrNames) has(before []Attr, a *Attr) bool {
 	if len(before) < fewAttrs {
 		return slices.ContainsFunc(before, func(b Attr) bool { return b.Name == a.Name && b.Prefix == a.Prefix })
@@ -345,13 +345,13 @@ func (r *reader) lookup(prefix string) (string, bool) {
 	return uri, prefix == "" || uri != ""
 }
 
-// declare has a prefix stand for a namespace below the element that was opened last.
+// declare binds a prefix to a namespace in the element that was opened last, and below it.
 func (r *reader) declare(prefix, uri string) {
 	r.scopes = append(r.scopes, scope{len(r.open), prefix})
 	r.spaces[prefix] = append(r.spaces[prefix], uri)
 }
 
-// leave forgets what the element that was opened last has declared.
+// leave removes the declarations of the element that was opened last.
 func (r *reader) leave() {
 	for len(r.scopes) > 0 && r.scopes[len(r.scopes)-1].depth == len(r.open) {
 		prefix := r.scopes[len(r.scopes)-1].prefix
@@ -374,8 +374,8 @@ func (r *reader) end(t xml.EndElement, line int) error {
 	return nil
 }
 
-// dropBlanks removes white space that only lays the document out: between
-// elements or comments, where there is no other text beside it.
+// dropBlanks removes the white space of the layout: text between elements or
+// comments, if the element has no other text.
 func (e *Element) dropBlanks() {
 	others := false
 	for _, n := range e.Children {

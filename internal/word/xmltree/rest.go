@@ -1,16 +1,16 @@
 package xmltree
 
-// Rest is what a second tree lacks of a document, with the elements around it. What both have is left out,
-// so that finding out about a little that is lost costs little, however long the document is.
+// Rest is a part of a document that a second tree lacks, with the elements around it. Parts that both have are left
+// out, so that a small loss in a long document costs little to examine.
 type Rest struct {
 	Submitted  *Element
 	understood *Element
-	// names are those of elements by their positions in the whole document.
+	// names are the path names of elements, by their positions in the whole document.
 	names map[*Element]string
 	count int
 }
 
-// Rests returns the parts of submitted that may be missing in understood, each with at most so many elements.
+// Rests returns the parts of submitted that may be missing in understood, each with at most that many elements.
 // The result is empty if nothing is missing.
 func Rests(submitted, understood *Element, most int) []*Rest {
 	if covers(understood, submitted) {
@@ -21,8 +21,8 @@ func Rests(submitted, understood *Element, most int) []*Rest {
 	return d.rests
 }
 
-// Unbuilt is Unbuilt for this part; known is what a round trip through libvirtxml leaves. Some elements
-// are supported as such, and were lost because nothing in them was understood: for those it returns the parts.
+// Unbuilt is the function Unbuilt for this part; known is the part after a round trip through libvirtxml. Some
+// elements are supported, and were lost because no part of them was understood: for these it returns the parts.
 func (r *Rest) Unbuilt(known *Element, built func(*Element) bool) []string {
 	var lost []string
 	c := comparison{names: r.names, built: built, report: func(path string, known, understood bool) {
@@ -88,14 +88,14 @@ func (d *division) walk(submitted, understood *Element, name string) {
 	inSubmitted, twins := submitted.siblings(), understood.siblings()
 	position := map[sibling]int{}
 	for _, c := range submitted.Elements() {
-		key, n, name := c.place(inSubmitted, position)
+		key, n, name := c.pathName(inSubmitted, position)
 		var twin *Element
 		if n < len(twins[key]) {
 			twin = twins[key][n]
 		}
 		switch {
 		case twin != nil && covers(twin, c):
-		case twin != nil && len(c.Children) > mostCovered && !c.isMetadata():
+		case twin != nil && len(c.Children) > maxPairwise && !c.isMetadata():
 			d.walk(c, twin, name)
 		default:
 			d.keep(c, twin, name)

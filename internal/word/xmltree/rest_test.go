@@ -8,7 +8,7 @@ import (
 )
 
 // The lost parts of a long document have the same names as in the whole, in however many parts it is compared.
-func TestRests_NameWhatTheWholeDocumentDoes(t *testing.T) {
+func TestRests_SameAsWholeDocument(t *testing.T) {
 	var submitted, known, understood strings.Builder
 	for i := range 300 {
 		inner, theirs, ours := "<a/>", "<a/>", "<a/>"

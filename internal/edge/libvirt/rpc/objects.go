@@ -209,7 +209,7 @@ func EachText(v reflect.Value, field string, visit func(field, text string) bool
 
 // IsDocument says whether a text is XML, by its place or by its looks.
 func IsDocument(field, text string) bool {
-	return text != "" && strings.Contains(strings.ToUpper(field), "XML") || xmltree.Begins(text)
+	return text != "" && strings.Contains(strings.ToUpper(field), "XML") || xmltree.StartsLikeXML(text)
 }
 
 // SeesGuest says whether the client may see a guest. A client that no rule holds sees all.

@@ -39,7 +39,7 @@ func (s *Session) Allow(p *xdr.Procedure, args xdr.Message) (sc scope.Scope, _ *
 		}
 		sc, _ = gate.Scope(who, r.Last())
 		if !who.Trusted() {
-			sc = sc.For(who.String())
+			sc = sc.CountedFor(who.String())
 		}
 		return sc, c, nil
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestGenerate_CheckedInCodeIsUpToDate(t *testing.T) {
+func TestGenerate_UpToDate(t *testing.T) {
 	files, err := generate("..")
 	if err != nil {
 		t.Fatal(err)
@@ -28,7 +28,7 @@ func TestGenerate_CheckedInCodeIsUpToDate(t *testing.T) {
 	}
 }
 
-func TestTableMistakesAreNamed(t *testing.T) {
+func TestParse_TableMistakes(t *testing.T) {
 	tests := map[string]struct{ text, want string }{
 		"unknown word":    {"procedure 1 X :", "line 1: unknown word"},
 		"unknown type":    {"struct A : B long", `no type "long"`},

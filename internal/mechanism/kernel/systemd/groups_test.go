@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestGranted_IsFoundWithoutTheBus(t *testing.T) {
+func TestGranted_WithoutBus(t *testing.T) {
 	tree, groups := t.TempDir(), &Groups{}
 	if group := groups.Granted("lodge-a1", tree); group != "" {
 		t.Errorf("%q is given, which is not there", group)

@@ -9,7 +9,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/qmp/schema"
 )
 
-func TestPaths(t *testing.T) {
+func TestSchema_Paths(t *testing.T) {
 	s := qmptest.Schema(t)
 	for path, want := range map[string]bool{
 		"query-status":                                true,
@@ -46,7 +46,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-func TestArguments(t *testing.T) {
+func TestSchema_Arguments(t *testing.T) {
 	s := qmptest.Schema(t)
 	for _, c := range []struct {
 		command, args string
@@ -80,7 +80,7 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-func TestAnswersAndEvents(t *testing.T) {
+func TestSchema_AnswersAndEvents(t *testing.T) {
 	s := qmptest.Schema(t)
 	if err := s.CheckReturn("query-status", []byte(`{"status": "running"}`)); err != nil {
 		t.Error(err)

@@ -1,4 +1,4 @@
-// Package scopetest holds the limits of clients that tests make up.
+// Package scopetest makes scopes of restricted clients for tests.
 package scopetest
 
 import (
@@ -6,7 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
 
-// Limits answer by their functions. A nil one allows everything.
+// Limits implements scope.Limits by its functions. A nil function allows everything.
 type Limits struct {
 	Call    func(uuid string) error
 	Guest   func(uuid string, def *domain.Definition, written uint64) error
@@ -15,7 +15,7 @@ type Limits struct {
 	Secret  func(pool, secret string) error
 }
 
-// Client is a client that is held to the limits and may open every path.
+// Client returns the scope of a client with these limits that may open every path.
 func Client(l Limits) scope.Scope { return scope.Client("a client", scope.Anywhere, l) }
 
 // Authorize implements scope.Limits.

@@ -80,9 +80,9 @@ func sharing(t *testing.T, there ...*domain.Definition) *Authorizer {
 	}
 	g := &Authorizer{Config: Config{Guests: &guest.Registry{}}}
 	g.rules.Store(rules)
-	g.shares.there = func(like Resource) (all []claim) {
+	g.reserved.existing = func(like Resource) (all []objectUsage) {
 		for _, def := range there {
-			all = append(all, claim{GuestResource(isThere(def)), "uuid of " + def.Name, usageOf(writtenOf(def), def)})
+			all = append(all, objectUsage{GuestResource(isThere(def)), "uuid of " + def.Name, usageOfGuest(writtenOf(def), def)})
 		}
 		return all
 	}
@@ -91,7 +91,7 @@ func sharing(t *testing.T, there ...*domain.Definition) *Authorizer {
 
 // wants makes one guest in a call that lasts until the test ends.
 func wants(t *testing.T, g *Authorizer, uid uint32, v Permission, def *domain.Definition) error {
-	taking := &reservation{authorizer: g, principal: user1(uid), permission: v}
+	taking := &reservation{authorizer: g, principal: user1(uid), quotaPermission: v}
 	t.Cleanup(taking.end)
 	return taking.ReserveGuest("uuid of "+def.Name, def, writtenOf(def))
 }
@@ -169,12 +169,12 @@ func TestQuota_BytesOfDefinitions(t *testing.T) {
 	if err := wants(t, g, 1005, Define, long("build-2", 65*mib)); err != nil {
 		t.Errorf("who may do everything: %v", err)
 	}
-	g.shares.there = func(Resource) []claim {
-		return []claim{claimOf(Resource{Kind: Network, Name: "n-1", written: 60 * mib})}
+	g.reserved.existing = func(Resource) []objectUsage {
+		return []objectUsage{usageOfObject(Resource{Kind: Network, Name: "n-1", definitionBytes: 60 * mib})}
 	}
 	sc, done := g.Scope(user1(1004), Networks)
 	defer done()
-	if err := g.ReserveNew(sc, Networks, Resource{Kind: Network, Name: "n-2", written: 8 * mib}); !fault.Is(err, fault.NoCapacity) {
+	if err := g.ReserveNew(sc, Networks, Resource{Kind: Network, Name: "n-2", definitionBytes: 8 * mib}); !fault.Is(err, fault.NoCapacity) {
 		t.Errorf("a network: %v", err)
 	}
 }
@@ -195,10 +195,10 @@ rules:
 	of := func(pool, name string) Resource { return Resource{Kind: Pool, Name: pool, Part: name} }
 	g := &Authorizer{Config: Config{Guests: &guest.Registry{}}}
 	g.rules.Store(rules)
-	g.shares.there = func(like Resource) (all []claim) {
+	g.reserved.existing = func(like Resource) (all []objectUsage) {
 		for _, o := range []Resource{network("n-1"), network("other"), pool("p-1"), pool("other"), of("p-1", "a"), of("p-2", "b"), of("other", "c")} {
 			if o.Kind == like.Kind && (o.Part == "") == (like.Part == "") {
-				all = append(all, claimOf(o))
+				all = append(all, usageOfObject(o))
 			}
 		}
 		return all
@@ -265,7 +265,7 @@ func TestQuota_ConcurrentCalls(t *testing.T) {
 	if made.Load() != 3 {
 		t.Errorf("%d guests at once, of at most 3", made.Load())
 	}
-	one := &reservation{authorizer: sharing(t), principal: user1(1002), permission: Define}
+	one := &reservation{authorizer: sharing(t), principal: user1(1002), quotaPermission: Define}
 	if err := one.ReserveGuest("a", sized("test-1", 1, 1), 0); err != nil {
 		t.Fatal(err)
 	}

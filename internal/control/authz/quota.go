@@ -19,16 +19,16 @@ import (
 // atMost is the key of bounds in the file of rules.
 const atMost = "at most"
 
-// usage is what objects take, or may take: in a rule, 0 is no bound. A guest takes the maximum of its
-// definitions, whether it runs or not: the memory up to its balloon's limit, and the processors that can be
-// plugged in.
+// usage is the amount that objects take, or that a rule gives as their bound; in a rule 0 is no bound. A guest takes
+// the maximum of its definitions, whether it runs or not: the memory up to its balloon's limit, and the processors
+// that can be plugged in.
 type usage struct{ guests, memory, vcpus, interfaces, definitions, networks, pools, volumes uint64 } // memory and definitions in bytes
 
 // defaultDefinitions bounds the bytes of definitions for a rule with named objects that gives no bound: the
 // daemon holds them in memory, several times over.
 const defaultDefinitions = 64 << 20
 
-// measures are the parts of a share.
+// measures are the parts of a usage.
 var measures = []struct {
 	word string // the word in the file of rules
 	of   func(*usage) *uint64
@@ -57,7 +57,7 @@ func counted(what string) func(uint64) string {
 	}
 }
 
-// inUnits writes bytes in the largest unit that divides them.
+// inUnits formats a number of bytes in the largest unit that divides it.
 func inUnits(n uint64) string {
 	unit := 0
 	for n > 0 && n%1024 == 0 && unit < 3 {
@@ -100,8 +100,9 @@ func parseQuota(node *yaml.Node) (most usage, err error) {
 	return most, nil
 }
 
-// usageOf is a guest's share by its definitions, with a stored size in bytes; missing definitions are nil.
-func usageOf(written uint64, definitions ...*domain.Definition) usage {
+// usageOfGuest returns the usage of a guest with these definitions, of which nil ones are missing. written is their
+// stored size in bytes.
+func usageOfGuest(written uint64, definitions ...*domain.Definition) usage {
 	s := usage{guests: 1, definitions: written}
 	for _, d := range definitions {
 		if d != nil {
@@ -113,8 +114,8 @@ func usageOf(written uint64, definitions ...*domain.Definition) usage {
 	return s
 }
 
-// queues counts the queues of all interfaces. Each queue has files and a thread of the host; each interface
-// counts as one at least, because a bridge can have only 1,023.
+// queues counts the queues of all interfaces. Each queue has files and a thread of the host. An interface counts as
+// at least one, because a bridge can have only 1,023 ports.
 func queues(d *domain.Definition) (n uint64) {
 	for _, nic := range d.Devices.NICs {
 		n += uint64(min(max(nic.Queues, 1), 1<<20)) // a sum of absurd numbers must not overflow
@@ -139,57 +140,57 @@ func (s usage) plus(other usage) usage {
 	return s
 }
 
-// check refuses bounds without effect.
-func (s usage) check(r *rule, node *yaml.Node) error {
+// checkQuota refuses bounds without effect, which would make the author of a rule feel safe.
+func (s usage) checkQuota(r *rule, node *yaml.Node) error {
 	named := map[Kind]int{Guest: len(r.guests), Network: len(r.networks), Pool: len(r.pools)}
 	for _, m := range measures {
 		switch {
 		case *m.of(&s) == 0:
 		case !slices.ContainsFunc(m.verbs, r.may.has):
 			return ruleError(node, "rule %q has %q for %s but gives no right to make or enlarge them; that is the right %q", r.name, atMost, m.word, m.verbs[0])
-		case r.some && !slices.ContainsFunc(m.kinds, func(k Kind) bool { return named[k] > 0 }):
+		case r.namesObjects && !slices.ContainsFunc(m.kinds, func(k Kind) bool { return named[k] > 0 }):
 			return ruleError(node, "rule %q has %q for %s but names no object that counts; name some, or remove the bound", r.name, atMost, m.word)
 		}
 	}
 	return nil
 }
 
-// reservations are the objects that calls under way are about to make. Each call counts them in addition to the
-// existing objects, so that concurrent calls cannot together exceed a bound.
+// reservations are the objects that calls under way are about to make. They count in addition to the existing
+// objects, so that concurrent calls cannot together exceed a bound.
 type reservations struct {
-	there func(like Resource) []claim // all objects of one kind; never waits
+	existing func(like Resource) []objectUsage // returns all objects of the same kind; never waits
 
-	mu     sync.Mutex
-	claims map[*reservation][]claim
+	mu      sync.Mutex
+	pending map[*reservation][]objectUsage
 }
 
-// claim is an object as it is, or will be.
-type claim struct {
+// objectUsage is an object with its usage, as it is or as a call would make it.
+type objectUsage struct {
 	object Resource
 	key    string // identifies the object
 	usage  usage
 }
 
-// sameKind returns all objects of the same kind.
-func (g *Authorizer) sameKind(like Resource) (all []claim) {
+// objectsLike returns all existing objects of the kind of like.
+func (g *Authorizer) objectsLike(like Resource) (all []objectUsage) {
 	switch like.Kind {
 	case Guest:
 		for _, m := range g.Fleet.All() {
-			all = append(all, claim{GuestResource(m), m.View.UUID, usageOf(m.View.Written, m.View.Active, m.View.Inactive)})
+			all = append(all, objectUsage{GuestResource(m), m.View.UUID, usageOfGuest(m.View.Written, m.View.Active, m.View.Inactive)})
 		}
 	case Network:
 		for _, n := range g.Networks.List() {
-			all = append(all, claimOf(Resource{Kind: Network, Name: n.Name(), written: n.View().Written()}))
+			all = append(all, usageOfObject(Resource{Kind: Network, Name: n.Name(), definitionBytes: n.View().Written()}))
 		}
 	case Pool:
 		for _, p := range g.Pools.List() {
 			if like.Part == "" {
-				all = append(all, claimOf(Resource{Kind: Pool, Name: p.Name()}))
+				all = append(all, usageOfObject(Resource{Kind: Pool, Name: p.Name()}))
 				continue
 			}
 			volumes, _ := p.Volumes() // the volumes of an inactive pool are unknown, and none can be made
 			for _, v := range volumes {
-				all = append(all, claimOf(Resource{Kind: Pool, Name: p.Name(), Part: v.Name}))
+				all = append(all, usageOfObject(Resource{Kind: Pool, Name: p.Name(), Part: v.Name}))
 			}
 		}
 	case Anything, Everything:
@@ -197,12 +198,12 @@ func (g *Authorizer) sameKind(like Resource) (all []claim) {
 	return all
 }
 
-// claimOf is the claim of an object other than a guest.
-func claimOf(o Resource) claim {
-	c := claim{object: o, key: o.String()}
+// usageOfObject returns the usage of a network, a pool or a volume.
+func usageOfObject(o Resource) objectUsage {
+	c := objectUsage{object: o, key: o.String()}
 	switch {
 	case o.Kind == Network:
-		c.usage.networks, c.usage.definitions = 1, o.written
+		c.usage.networks, c.usage.definitions = 1, o.definitionBytes
 	case o.Kind == Pool && o.Part != "":
 		c.usage.volumes = 1
 	case o.Kind == Pool:
@@ -213,23 +214,23 @@ func claimOf(o Resource) claim {
 
 // reservation is one call of a client that rules restrict.
 type reservation struct {
-	authorizer *Authorizer
-	principal  Principal
-	permission Permission   // which determines the bounds
-	asked      []Permission // those of the call
-	over       bool         // guarded by the lock of the reservations
+	authorizer      *Authorizer
+	principal       Principal
+	quotaPermission Permission   // the rules that give it bound the call
+	permissions     []Permission // all permissions of the call
+	ended           bool         // guarded by the lock of the reservations
 }
 
-// Scope is what a call of a client may do. The call's reservations count against the client's bounds until
-// done, when the objects themselves can be counted. The call has the permission v, and those in also.
-// LimitPaths gives the places of files.
+// Scope returns the scope of a call that has the permission v, and those in also. The call's reservations count
+// against the client's bounds until done is called; then the objects themselves can be counted. The scope may open
+// files anywhere until LimitPaths limits it.
 func (g *Authorizer) Scope(w Principal, v Permission, also ...Permission) (_ scope.Scope, done func()) {
 	if !g.Restricted(w) {
-		return scope.Daemon("a client that no rules hold"), func() {}
+		return scope.Daemon("a client that no rules restrict"), func() {}
 	}
-	t := &reservation{authorizer: g, principal: w, permission: v, asked: append(slices.Clip(also), v)}
+	t := &reservation{authorizer: g, principal: w, quotaPermission: v, permissions: append(slices.Clip(also), v)}
 	if v != Change { // a start gives a guest no more than its definition allows
-		t.permission = Define
+		t.quotaPermission = Define
 	}
 	return scope.Client(w.String(), scope.Anywhere, t), t.end
 }
@@ -241,25 +242,25 @@ func (g *Authorizer) ReserveNew(sc scope.Scope, v Permission, o Resource) error 
 	if t == nil || (v != Networks || o.Kind != Network) && (v != Pools || o.Kind != Pool) {
 		return sc.Check()
 	}
-	return t.reserve(v, claimOf(o))
+	return t.reserve(v, usageOfObject(o))
 }
 
 // ReserveVolume implements scope.Limits: it counts a volume to be made.
 func (t *reservation) ReserveVolume(pool, name string) error {
-	return t.reserve(Volumes, claimOf(Resource{Kind: Pool, Name: pool, Part: name}))
+	return t.reserve(Volumes, usageOfObject(Resource{Kind: Pool, Name: pool, Part: name}))
 }
 
 // ReserveNetwork implements scope.Limits: it counts a changed network.
 func (t *reservation) ReserveNetwork(name string, written uint64) error {
-	return t.reserve(Networks, claimOf(Resource{Kind: Network, Name: name, written: written}))
+	return t.reserve(Networks, usageOfObject(Resource{Kind: Network, Name: name, definitionBytes: written}))
 }
 
 func (t *reservation) end() {
-	s := &t.authorizer.shares
+	s := &t.authorizer.reserved
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t.over = true
-	delete(s.claims, t)
+	t.ended = true
+	delete(s.pending, t)
 }
 
 // OpenSecret implements scope.Limits.
@@ -267,16 +268,16 @@ func (t *reservation) OpenSecret(pool, secret string) error {
 	return t.authorizer.checkDecrypt(t.principal, pool, secret)
 }
 
-// Authorize implements scope.Limits: it checks the call again when the guest's turn has come, perhaps much
-// later: other clients may have changed the guest's name or labels. A guest that is still being made belongs
-// to no one else.
+// Authorize implements scope.Limits: it checks the permissions of the call again when the guest's turn has come. By
+// then other clients may have changed the guest's name or labels. A guest that is still being made belongs to no
+// other client, so it needs no check.
 func (t *reservation) Authorize(uuid string) error {
 	o := t.authorizer.GuestByUUID(uuid)
 	if o.Kind != Guest || o.member.View.Current() == nil {
 		return nil
 	}
 	o.Found = "with the UUID " + uuid // the client may know it by another name
-	for _, v := range t.asked {
+	for _, v := range t.permissions {
 		if !v.ofGuests() {
 			continue
 		}
@@ -287,15 +288,15 @@ func (t *reservation) Authorize(uuid string) error {
 	return nil
 }
 
-// Recheck also checks the content of a call again when a guest's turn has come. Other clients may have removed
-// what the call relied on from the guest, or have added the other half of a combination of name and labels
-// that the client may not give. On is the guest of the call's document, if there is one.
+// Recheck returns a scope that also checks the content of a call again when a guest's turn has come, by judge. By then
+// other clients may have removed a file that the guest was allowed to keep. Or two clients may together give a guest
+// a name and labels that neither may give. on is the guest of the call's document, if there is one.
 func (g *Authorizer) Recheck(sc scope.Scope, on Resource, judge func(uuid string) error) scope.Scope {
 	t, _ := sc.Limits().(*reservation)
 	if t == nil {
 		return sc
 	}
-	return sc.Authorizing(func(uuid string) error {
+	return sc.WithAuthorize(func(uuid string) error {
 		if err := t.Authorize(uuid); err != nil {
 			return err
 		}
@@ -309,29 +310,29 @@ func (g *Authorizer) Recheck(sc scope.Scope, on Resource, judge func(uuid string
 	})
 }
 
-// ReserveGuest implements scope.Limits: it counts a guest as it will be.
+// ReserveGuest implements scope.Limits: it counts a guest as its definition makes it.
 func (t *reservation) ReserveGuest(uuid string, def *domain.Definition, written uint64) error {
 	if err := t.authorizer.checkWeights(t.principal, def, t.authorizer.GuestByUUID(uuid)); err != nil {
 		return err
 	}
-	one := claim{NewGuest(def.Name, uuid, nil), uuid, usageOf(written, def)}
+	one := objectUsage{NewGuest(def.Name, uuid, nil), uuid, usageOfGuest(written, def)}
 	if marks, err := fleet.ReadMarks(def.Metadata); err == nil { // marks that cannot be parsed count as none
 		one.object = NewGuest(def.Name, uuid, marks.Labels)
 	}
-	return t.reserve(t.permission, one)
+	return t.reserve(t.quotaPermission, one)
 }
 
-// reserve records what an object will be, if a rule has room for it. A rule that gives the right without bounds
-// allows everything. For a client without any such rule, other checks decide.
-func (t *reservation) reserve(v Permission, one claim) error {
+// reserve records an object that a call is to make, if a rule has room for it. A rule that gives the right without
+// bounds always has room. For a client without any such rule, other checks decide.
+func (t *reservation) reserve(v Permission, one objectUsage) error {
 	rules := t.authorizer.rules.Load()
 	if rules == nil {
 		return nil
 	}
-	s := &t.authorizer.shares
+	s := &t.authorizer.reserved
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if t.over {
+	if t.ended {
 		return fault.New(fault.Aborted, fault.Call, "the call that was to make %s has already ended", one.object)
 	}
 	var full error
@@ -339,12 +340,12 @@ func (t *reservation) reserve(v Permission, one claim) error {
 		if !r.may.has(v) || !r.covers(one.object) || !r.isFor(t.principal) {
 			continue
 		}
-		err := s.fits(r, one)
+		err := s.checkRoom(r, one)
 		if err == nil {
-			if s.claims == nil {
-				s.claims = map[*reservation][]claim{}
+			if s.pending == nil {
+				s.pending = map[*reservation][]objectUsage{}
 			}
-			s.claims[t] = append(s.claims[t], one)
+			s.pending[t] = append(s.pending[t], one)
 			return nil
 		}
 		full = cmp.Or(full, err)
@@ -352,13 +353,13 @@ func (t *reservation) reserve(v Permission, one claim) error {
 	return fault.Wrap(full, fault.NoCapacity, fault.Domain, "%s may not have %s of this size", t.principal, one.object)
 }
 
-// fits says whether a rule has room for an object. An object may keep its usage, even if that exceeds the
+// checkRoom refuses an object for which a rule has no room. An object may keep its usage, even if that exceeds the
 // rule's present bounds.
-func (s *reservations) fits(r *rule, one claim) error {
-	if !r.quota.bounds(one.usage) { // counting is skipped if it is not needed: there may be very many objects
+func (s *reservations) checkRoom(r *rule, one objectUsage) error {
+	if !r.quota.boundsAny(one.usage) { // counting is skipped if it is not needed: there may be very many objects
 		return nil
 	}
-	others, had := s.sum(r, one)
+	others, had := s.totals(r, one)
 	for _, m := range measures {
 		most, want, other := *m.of(&r.quota), *m.of(&one.usage), *m.of(&others)
 		if most == 0 || want <= *m.of(&had) || want <= most && other <= most-want {
@@ -370,8 +371,8 @@ func (s *reservations) fits(r *rule, one claim) error {
 	return nil
 }
 
-// bounds says whether any part of an object's share is bounded.
-func (s usage) bounds(one usage) bool {
+// boundsAny says whether the bounds apply to any part of an object's usage.
+func (s usage) boundsAny(one usage) bool {
 	for _, m := range measures {
 		if *m.of(&s) > 0 && *m.of(&one) > 0 {
 			return true
@@ -380,18 +381,18 @@ func (s usage) bounds(one usage) bool {
 	return false
 }
 
-// sum adds the usage of the objects that a rule covers, whichever client made them: all others of the kind, and
-// the object itself. The caller holds the lock.
-func (s *reservations) sum(r *rule, but claim) (others, had usage) {
+// totals returns the usage of the objects that a rule covers, whichever client made them: of the object itself as it
+// is, and of all others of its kind together. The caller holds the lock.
+func (s *reservations) totals(r *rule, but objectUsage) (others, had usage) {
 	by := map[string]usage{}
-	for _, c := range s.there(but.object) {
+	for _, c := range s.existing(but.object) {
 		if r.covers(c.object) {
 			by[c.key] = c.usage
 		}
 	}
 	had = by[but.key]
-	for _, claims := range s.claims {
-		for _, c := range claims {
+	for _, made := range s.pending {
+		for _, c := range made {
 			if r.covers(c.object) {
 				by[c.key] = by[c.key].atLeast(c.usage)
 			}
