@@ -37,7 +37,7 @@ func Parse(text string) iter.Seq[Mount] {
 func parseLine(line string) (m Mount, ok bool) {
 	before, after, _ := strings.Cut(line, " - ")
 	fields, behind := strings.Split(before, " "), strings.Split(after, " ")
-	if len(fields) < 5 || len(behind) < 3 {
+	if len(fields) < 5 || len(behind) < 3 || fields[4] == "" {
 		return m, false
 	}
 	id, err := strconv.Atoi(fields[0])
@@ -45,13 +45,13 @@ func parseLine(line string) (m Mount, ok bool) {
 		return m, false
 	}
 	return Mount{
-		ID: id, Root: unescape(fields[3]), Point: unescape(fields[4]),
-		Type: behind[0], Source: unescape(behind[1]), Options: behind[2],
+		ID: id, Root: Unescape(fields[3]), Point: Unescape(fields[4]),
+		Type: behind[0], Source: Unescape(behind[1]), Options: behind[2],
 	}, true
 }
 
-// unescape undoes the kernel's octal escapes of blanks and backslashes.
-func unescape(text string) string {
+// Unescape undoes the octal escapes of blanks and backslashes that the kernel writes in this list, and in other lists of paths.
+func Unescape(text string) string {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {
 		if text[i] == '\\' && i+3 < len(text) {

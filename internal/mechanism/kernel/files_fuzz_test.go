@@ -18,6 +18,9 @@ func FuzzHostFiles(f *testing.F) {
 	} {
 		f.Add(text)
 	}
+	for _, text := range memoryTexts {
+		f.Add(text)
+	}
 	dir := f.TempDir()
 	root := At(dir)
 	files := []string{"proc/meminfo", "proc/loadavg", "proc/pressure/cpu", "proc/self/mountinfo", "proc/7/status", "proc/7/io", "proc/7/task/7/schedstat", "proc/7/stat"}
@@ -27,6 +30,7 @@ func FuzzHostFiles(f *testing.F) {
 	} {
 		files = append(files, filepath.Join("group", name))
 	}
+	files = append(files, memoryFiles()...)
 	// All are hard links to one file, which is written once for each input.
 	every := filepath.Join(dir, "every")
 	for _, name := range files {
@@ -77,6 +81,7 @@ func FuzzHostFiles(f *testing.F) {
 		if _, err := os.Stat(group); err != nil {
 			t.Fatal(err)
 		}
+		checkMemoryFiles(t, root, g, text)
 		if s, err := g.Stats(); err != nil || s.CPU < 0 || s.Throttled < 0 || s.User < 0 || s.System < 0 {
 			t.Fatalf("a group has used %+v, %v", s, err)
 		}

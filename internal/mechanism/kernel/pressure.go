@@ -63,7 +63,10 @@ func (r Root) Pressure(of Resource) (Pressure, error) {
 	if err != nil {
 		return Pressure{}, fault.Wrap(err, fault.Of(err), fault.Host, "cannot read the pressure on %s", of)
 	}
-	var p Pressure
+	return parsePressure(text), nil
+}
+
+func parsePressure(text string) (p Pressure) {
 	keyed(text, " ", func(key, value string) {
 		switch key {
 		case "some":
@@ -72,7 +75,7 @@ func (r Root) Pressure(of Resource) (Pressure, error) {
 			p.Full = parseStall(value)
 		}
 	})
-	return p, nil
+	return p
 }
 
 // longestStall is the longest time that a time.Duration holds, in µs.

@@ -2,9 +2,11 @@
 // and /proc, and controls its control groups.
 //
 // Every reader starts at a Root, so that it works on a recorded tree as well as on
-// the live one. Readers keep nothing: a caller that needs a snapshot takes one. They
-// never open /proc/PID/maps or smaps: these wait for a lock that a stuck process may
-// hold without end. The same is true of cmdline, which only Command reads.
+// the live one. Readers keep nothing: a caller that needs a snapshot takes one.
+//
+// Some files of /proc/PID wait for a lock that a stuck process may hold without end. Only
+// these read them: MemoryRollup and AnonymousMappings (smaps), KSMProcess (ksm_stat), and
+// Command and RunWith (cmdline). No reader opens maps.
 //
 // This package turns files and system calls of the kernel into plain values with
 // units. It does no caching, does not use libvirt's names, and decides no policy.

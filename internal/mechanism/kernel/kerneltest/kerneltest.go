@@ -25,6 +25,10 @@ const (
 	// Laptop has one node with four cores of two threads; a SATA disk and a CD
 	// drive known to udev, USB devices, a radio, graphics and SMBIOS data.
 	Laptop = "laptop"
+	// Memory is a host that merges pages by KSM's advisor, swaps to a disk through zswap and to a
+	// file, and has two nodes with huge pages. Process 7 is a QEMU and 37 is ksmd. It has nothing
+	// else of a host.
+	Memory = "memory"
 	// SELinux and AppArmor are hosts that enforce one, and nothing else of a host.
 	SELinux  = "selinux"
 	AppArmor = "apparmor"
