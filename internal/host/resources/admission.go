@@ -180,7 +180,7 @@ func (s *StartQueue) releaser(p *launch) func(LaunchOutcome) {
 func (s *StartQueue) enqueue(q StartRequest) (*queuedStart, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.memory.checkFitsEmptyHost(q); err != nil {
+	if err := s.memory.refuseNeverFitting(q); err != nil {
 		return nil, err
 	}
 	if len(s.queue) >= maxWaitingStarts {
@@ -249,7 +249,7 @@ func (s *StartQueue) admitWaiting() {
 			w.reason = s.pace.reason()
 			return
 		}
-		expected, err := s.memory.checkFitsNow(w.StartRequest, s.launches)
+		expected, err := s.memory.promiseOrRefuse(w.StartRequest, s.launches)
 		if err == nil {
 			p := &launch{StartRequest: w.StartRequest, began: now, expected: expected}
 			s.launches[p] = struct{}{}

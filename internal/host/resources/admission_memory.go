@@ -104,8 +104,8 @@ func (m *memoryPromises) minimum(q StartRequest) uint64 {
 
 func kindOf(q StartRequest) guestKind { return guestKind{q.Memory, q.Paused, q.Whole} }
 
-// checkFitsEmptyHost refuses a guest that would not fit on an empty host.
-func (m *memoryPromises) checkFitsEmptyHost(q StartRequest) error {
+// refuseNeverFitting refuses a guest that would not fit on an empty host.
+func (m *memoryPromises) refuseNeverFitting(q StartRequest) error {
 	if m.host.Total == 0 {
 		return nil // the host has not been read
 	}
@@ -130,9 +130,9 @@ func (m *memoryPromises) promised(launches map[*launch]struct{}) (sum uint64) {
 // hasSettling says whether guests are settling, which may free memory.
 func (m *memoryPromises) hasSettling() bool { return len(m.settling) > 0 }
 
-// checkFitsNow returns the memory promised to a guest, or an error that says why there is too little. A guest that
+// promiseOrRefuse returns the memory promised to a guest, or an error that says why there is too little. A guest that
 // starts alone may start with less than expected; the next one is measured against the result.
-func (m *memoryPromises) checkFitsNow(q StartRequest, launches map[*launch]struct{}) (expected uint64, err error) {
+func (m *memoryPromises) promiseOrRefuse(q StartRequest, launches map[*launch]struct{}) (expected uint64, err error) {
 	expected = m.expected(q)
 	if m.host.Total == 0 {
 		return expected, nil

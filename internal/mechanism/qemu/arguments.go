@@ -199,13 +199,13 @@ func (b *builder) programOptions() error {
 	b.addOption("name", name)
 	b.addWords("-S", "-no-user-config", "-nodefaults", "-display", "none")
 	if b.Capabilities.HasOption("sandbox", "spawn") {
-		b.addWords("-sandbox", sandboxOptions)
+		b.addWords("-sandbox", ownSeccompOptions)
 	}
 	return nil
 }
 
-// sandboxOptions are QEMU's own seccomp options. They add to the filter of package sandbox.
-const sandboxOptions = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+// ownSeccompOptions are QEMU's own seccomp options. They add to the filter of package sandbox.
+const ownSeccompOptions = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 // monitor adds the monitor.
 func (b *builder) monitor() error {

@@ -67,7 +67,7 @@ func (b *builder) netdev(n *device.NIC) error {
 // the first descriptor that is handed to it.
 func UserNetwork() []string {
 	return []string{
-		"-name", "lodge-user-network", "-machine", "none", "-m", "0", "-no-user-config", "-nodefaults", "-display", "none", "-sandbox", sandboxOptions,
+		"-name", "lodge-user-network", "-machine", "none", "-m", "0", "-no-user-config", "-nodefaults", "-display", "none", "-sandbox", ownSeccompOptions,
 		"-netdev", `{"type":"user","id":"user"}`,
 		"-netdev", fmt.Sprintf(`{"type":"socket","id":"wire","fd":"%d"}`, firstFile),
 		"-netdev", `{"type":"hubport","id":"user-port","hubid":0,"netdev":"user"}`,

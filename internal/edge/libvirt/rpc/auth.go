@@ -34,7 +34,7 @@ func authList(_ context.Context, h *Handlers, s *Request, _ *Void) (*xdr.AuthLis
 	if !s.authenticated() && s.Client.Server.authenticator.AsksPolkit(s.Principal()) {
 		return &xdr.AuthListRet{Types: []int32{authPolkit}}, nil
 	}
-	if err := s.completeAuth(); err != nil {
+	if err := s.logIn(); err != nil {
 		return nil, err
 	}
 	return &xdr.AuthListRet{Types: []int32{authNone}}, nil
@@ -47,13 +47,14 @@ func authenticatePolkit(ctx context.Context, h *Handlers, s *Request, _ *Void) (
 	if err := s.askPolkit(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.completeAuth(); err != nil {
+	if err := s.logIn(); err != nil {
 		return nil, err
 	}
 	return &xdr.AuthPolkitRet{Complete: true}, nil
 }
 
-func (s *Session) completeAuth() error {
+// logIn admits the client and marks it as authenticated. It ends every way to log in.
+func (s *Session) logIn() error {
 	err := s.admit()
 	if err == nil {
 		s.Client.Server.MarkAuthenticated(s.Client)
