@@ -8,7 +8,7 @@ import (
 
 func TestParseSetup_Refused(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                      "there are: esx, mom, next, now",
+		"":                      "there are: esx, lodge, mom, next, now",
 		"mmo":                   `policy "mmo" is not known`,
 		"static:util=1":         "has no parameters",
 		"next:utill=1":          `unknown field "utill"`,
