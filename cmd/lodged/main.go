@@ -18,6 +18,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lodge-kvm/lodge/internal/cli"
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/control/memory"
 	"github.com/lodge-kvm/lodge/internal/daemon"
 	"github.com/lodge-kvm/lodge/internal/mechanism/polkit"
 )
@@ -91,6 +93,8 @@ func command() *cobra.Command {
 	f.StringArrayVar(&o.tlsAllow, "tls-allow", nil, "`glob` of certificate subjects that may connect where there are no access rules; may be repeated (default: every trusted certificate)")
 	f.BoolVar(&o.resumeOnRoom, "resume-on-room", true, "resume guests that a full disk of the host paused, once there is space")
 	f.BoolVar(&o.rng, "give-rng", true, "give new guests a virtio-rng with /dev/urandom if their definitions have none")
+	f.StringVar(&o.memory, "memory", string(memory.Off), "`mode` of sharing the host's memory among guests by their balloons. advise: decide and show it, move nothing; act; off")
+	f.StringVar(&o.guestMemory, "guest-memory", "", "`size` that all guests together may hold, such as 48GiB, for --memory (default: what the host has)")
 	f.StringVar(&o.level, "log-level", "info", "lowest `level` that is logged: debug, info, warn, error")
 	for _, handed := range []*cobra.Command{storeCommand(), importCommand(), probeCommand()} {
 		cli.TakeGlobalFlags(handed)
@@ -125,6 +129,7 @@ type options struct {
 	cores                             bool
 	prepared                          int
 	resumeOnRoom                      bool
+	memory, guestMemory               string
 	rng                               bool
 }
 
@@ -153,7 +158,18 @@ func (o *options) config(log *slog.Logger) (daemon.Config, error) {
 	case !isolated && labels == daemon.LabelsRequired:
 		return daemon.Config{}, errors.New("--security-labels=require needs --isolation=on")
 	}
+	mode, err := memory.ParseMode(o.memory)
+	if err != nil {
+		return daemon.Config{}, err
+	}
+	var most uint64
+	if o.guestMemory != "" {
+		if most, err = fleet.ParseSize(o.guestMemory); err != nil {
+			return daemon.Config{}, fmt.Errorf("cannot use --guest-memory: %w", err)
+		}
+	}
 	return daemon.Config{
+		MemoryMode: mode, GuestMemory: most,
 		Data: o.data, Run: o.run, Log: log, Emulator: o.emulator, Prepared: o.prepared, StayFull: !o.resumeOnRoom, GiveRNG: o.rng,
 		Status: o.status(), Access: o.access, Audit: o.audit, Isolated: isolated, Users: o.users, Cores: o.cores, Labels: labels,
 	}, nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/control/memory"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
@@ -45,6 +46,10 @@ type Config struct {
 	StayFull bool
 	// GiveRNG adds a virtio-rng to a new guest if its definition has none.
 	GiveRNG bool
+	// MemoryMode is what the memory manager may do; "": nothing. GuestMemory bounds what all guests together may
+	// hold, in bytes; 0: what the host has.
+	MemoryMode  memory.Mode
+	GuestMemory uint64
 	// Status is the folder where the host's name service looks for guests' addresses; "": a folder below Data.
 	Status string
 
@@ -85,6 +90,7 @@ type Daemon struct {
 	Pools      *volume.Pools
 	Guests     *guest.Registry
 	Fleet      *fleet.Fleet
+	Memory     *memory.Manager
 	Authorizer *authz.Authorizer
 	Audit      *authz.Audit
 
@@ -104,7 +110,7 @@ func Open(ctx context.Context, c Config) (*Daemon, error) {
 	c.Boot = cmp.Or(c.Boot, bootID())
 	d := &Daemon{config: c, log: c.Log}
 	for _, open := range []func(context.Context) error{
-		d.openStore, d.openHost, d.openNetworks, d.openSecrets, d.openPools, d.openGuests, d.openFleet, d.openAccess,
+		d.openStore, d.openHost, d.openNetworks, d.openSecrets, d.openPools, d.openGuests, d.openFleet, d.openAccess, d.openMemory,
 	} {
 		if err := open(ctx); err != nil {
 			d.Close()

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -12,6 +13,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/control/memory"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
@@ -212,6 +214,21 @@ func (d *Daemon) openAccess(context.Context) (err error) {
 	})
 	return err
 }
+
+// openMemory starts the memory manager. It ends before the guests' loops do.
+func (d *Daemon) openMemory(context.Context) error {
+	d.Memory = memory.New(memory.Config{
+		Guests: d.Guests, Kernel: d.config.Kernel, Log: d.log,
+		Mode: cmp.Or(d.config.MemoryMode, memory.Off), Most: d.config.GuestMemory,
+	})
+	ctx, stop := context.WithCancelCause(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); d.Memory.Run(ctx) }()
+	d.onClose(func() error { stop(errClosing); <-done; return nil })
+	return nil
+}
+
+var errClosing = errors.New("the daemon is stopping")
 
 // rulesFile returns the file of access rules; empty: there is none.
 func (d *Daemon) rulesFile() string {

@@ -6,6 +6,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/guest/provision"
+	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -43,8 +44,54 @@ func planMemory(g *machine.Guest, bytes uint64, config *domain.Definition) (mach
 		if err == nil {
 			err = s.Execute(ctx, "balloon", map[string]any{"value": bytes}, nil)
 		}
-		return nil, err
+		if err != nil {
+			return nil, err
+		}
+		return func() error { keepAsked(g, bytes); return nil }, nil
 	}, nil
+}
+
+// keepAsked records what the guest's user asked for, if the memory arbiter has moved the balloon before.
+func keepAsked(g *machine.Guest, bytes uint64) {
+	if r := g.Instance; r != nil && r.AskedMemory > 0 {
+		r.AskedMemory = bytes
+		g.WriteInstance()
+		g.Publish()
+	}
+}
+
+// LendMemory moves the balloon of a running guest for the memory arbiter, to a size in bytes. It is no job: it waits
+// for none, and fails if the guest's memory is being moved. What the guest's user asked for is recorded before, so that
+// the next daemon knows it.
+func LendMemory(ctx context.Context, g *machine.Guest, sc scope.Scope, bytes uint64) error {
+	var r *machine.Instance
+	err := g.Change(ctx, sc, "", func() error {
+		switch r = g.Instance; {
+		case r == nil || g.State.Phase != domain.Running || r.Ending():
+			return fault.New(fault.WrongState, fault.Domain, "domain %q is not running", g.Record.Name)
+		case r.Ops.HasClass(operation.Move):
+			return fault.New(fault.Busy, fault.Domain, "the memory of domain %q is being saved or dumped", g.Record.Name)
+		case bytes > r.Definition.Memory:
+			return tooMuch(bytes, r.Definition.Memory)
+		}
+		if r.AskedMemory > 0 {
+			return nil
+		}
+		r.AskedMemory = r.Definition.CurrentMemory
+		if err := g.WriteInstanceNow(); err != nil {
+			r.AskedMemory = 0
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	s, err := r.Monitor()
+	if err != nil {
+		return err
+	}
+	return s.Execute(ctx, "balloon", map[string]any{"value": bytes}, nil)
 }
 
 func tooMuch(want, most uint64) error {

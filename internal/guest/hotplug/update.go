@@ -189,6 +189,9 @@ func (u *UpdateOp) define(ctx context.Context) error {
 		if err == nil || u.Words == nil {
 			u.updateActive(g)
 		}
+		if u.Balloon != nil {
+			keepAsked(g, *u.Balloon)
+		}
 		return err
 	})
 }

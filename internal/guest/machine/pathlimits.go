@@ -15,7 +15,7 @@ import (
 func (g *Guest) StorePathLimits(before map[string][]string) error {
 	keep := g.Store
 	if g.Inactive == nil {
-		keep = g.writeInstanceNow
+		keep = g.WriteInstanceNow
 	}
 	if err := keep(); err != nil {
 		g.Record.PathLimits = before

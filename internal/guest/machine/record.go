@@ -64,6 +64,14 @@ func (g *Guest) put() error {
 	return g.Reg.Store.Put(Domains, g.UUID, g.Record)
 }
 
+// askedMemory is the memory that the guest's user last asked for, in bytes.
+func (r *Instance) askedMemory() uint64 {
+	if r.AskedMemory > 0 || r.Definition == nil {
+		return r.AskedMemory
+	}
+	return r.Definition.CurrentMemory
+}
+
 // FormatForRecord formats a definition of the running guest for the run record.
 func (r *Instance) FormatForRecord(d *domain.Definition) (string, error) {
 	return domainxml.Format(d, domainxml.Style{Active: true, Secure: true, ID: r.ID})
@@ -105,6 +113,9 @@ type RunRecord struct {
 	Resuming bool `json:",omitempty"`
 	// FullDisks are the paths of full disks for which the guest is paused.
 	FullDisks []string `json:"NoRoom"`
+	// AskedMemory is the memory that the guest's user last asked its balloon for, in bytes, once the memory arbiter
+	// has moved the balloon. 0: it has not; the active definition has the figure.
+	AskedMemory uint64 `json:",omitempty"`
 	// KeepTPM says that the TPM state is kept although the guest was undefined while it ran.
 	KeepTPM bool `json:",omitempty"`
 	// MadeNVRAM says that this instance made the guest's UEFI variables, and that no client asked to keep them.
@@ -155,14 +166,14 @@ func ReadRecord(dir string) (*RunRecord, error) {
 // WriteInstance updates the running guest's record. If that fails, for example on a full disk, it is repeated
 // until it succeeds: see writeLater.
 func (g *Guest) WriteInstance() {
-	if err := g.writeInstanceNow(); err != nil {
+	if err := g.WriteInstanceNow(); err != nil {
 		g.writeLater(err)
 	}
 }
 
-// writeInstanceNow is WriteInstance for a change that must not happen unless the next daemon will know of it: it
+// WriteInstanceNow is WriteInstance for a change that must not happen unless the next daemon will know of it: it
 // returns the error and does not repeat the write.
-func (g *Guest) writeInstanceNow() error {
+func (g *Guest) WriteInstanceNow() error {
 	r := g.Instance
 	if r == nil {
 		return nil
@@ -190,7 +201,7 @@ func (g *Guest) WriteActiveNow() error {
 		return err
 	}
 	g.Instance.XML = text
-	return g.writeInstanceNow()
+	return g.WriteInstanceNow()
 }
 
 // ActivePhase maps QEMU's run state to a phase and its reason.

@@ -58,6 +58,10 @@ type View struct {
 	// StuckOn says what the daemon waits for.
 	StuckOn string
 
+	// AskedMemory is the memory that the running guest's user last asked for, in bytes: the balloon may be at another
+	// size that the memory arbiter chose.
+	AskedMemory uint64
+
 	// Isolation names the barriers around the running guest's QEMU: user, root, capabilities, network,
 	// devices, threads, calls, io_uring, cores.
 	Isolation []string
@@ -92,6 +96,7 @@ func (g *Guest) Publish() {
 		v.PID, v.Active, v.Updated, v.Messages = g.Instance.PID, g.Instance.Definition, g.Instance.Updated, g.Instance.Messages
 		v.StuckSince, v.StuckOn = g.Instance.monitorDown()
 		v.Isolation = g.Instance.Isolation
+		v.AskedMemory = g.Instance.askedMemory()
 		v.WillResume = g.Instance.Ops.HasClass(operation.Move) || g.Instance.Resuming || g.State.Restarting || g.State.Dumping || len(g.Instance.FullDisks) > 0
 	}
 	if g.Restarts.Message != "" {

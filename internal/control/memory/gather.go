@@ -1,0 +1,73 @@
+package memory
+
+import (
+	"context"
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/decision/arbiter"
+	"github.com/lodge-kvm/lodge/internal/guest"
+	"github.com/lodge-kvm/lodge/internal/word/domain"
+)
+
+// gather reads what is known of each running guest, and starts to ask those whose statistics are due.
+func (m *Manager) gather(ctx context.Context, now time.Time) ([]arbiter.Guest, []*track) {
+	known := make(map[string]*track, len(m.tracks))
+	var guests []arbiter.Guest
+	var tracks []*track
+	for _, g := range m.config.Guests.All() {
+		v := g.View()
+		if v.Active == nil || v.PID == 0 || v.State != domain.Running && v.State != domain.Paused {
+			continue
+		}
+		p, err := m.config.Kernel.Process(v.PID)
+		if err != nil {
+			continue // it has just ended
+		}
+		t := m.tracks[v.UUID]
+		if t == nil || t.pid != v.PID || t.started != p.Start {
+			t = &track{guest: g, pid: v.PID, started: p.Start, since: now}
+		}
+		known[v.UUID] = t
+		guests, tracks = append(guests, t.see(v, p.Resident)), append(tracks, t)
+		if v.State == domain.Running {
+			t.ask(ctx, &m.work, now)
+		}
+	}
+	m.tracks = known
+	return guests, tracks
+}
+
+// see is what the arbiter is told of the guest. What its process holds beyond the guest's memory is QEMU's own: it counts
+// as held by others.
+func (t *track) see(v *guest.View, resident uint64) arbiter.Guest {
+	d := v.Active
+	t.own = mib(resident - min(resident, d.CurrentMemory))
+	a := arbiter.Guest{
+		ID: v.UUID, Started: t.since, Max: mib(d.Memory), Floor: mib(min(v.AskedMemory, d.Memory)), Shares: 1,
+		Actual: mib(d.CurrentMemory), Resident: mib(resident) - t.own, Apart: apart(v),
+	}
+	a.Sample, a.Target = t.latest(a.Actual)
+	return a
+}
+
+// apart is why a guest's balloon must not be moved; empty: it may be.
+func apart(v *guest.View) string {
+	d := v.Active
+	switch b := d.Devices.Balloon; {
+	case b == nil || b.Model == "none":
+		return "it has no balloon"
+	case d.Backing.HasHugePages:
+		return "its memory is in huge pages"
+	case d.Backing.Locked:
+		return "its memory is locked"
+	case len(d.Devices.HostDevices) > 0:
+		return "a device of the host is passed through to it"
+	case len(d.Devices.Memories) > 0:
+		return "it has memory modules"
+	case v.State == domain.Paused:
+		return "it is paused"
+	case v.WillResume || v.Job.Kind == domain.JobSave || v.Job.Kind == domain.JobDump || v.Job.Kind == domain.JobRestore:
+		return "its memory is being saved or dumped"
+	}
+	return ""
+}

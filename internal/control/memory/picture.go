@@ -1,0 +1,30 @@
+package memory
+
+import (
+	"time"
+
+	"github.com/lodge-kvm/lodge/internal/decision/arbiter"
+)
+
+// Picture is what the manager last saw and decided. It is immutable.
+type Picture struct {
+	Mode   Mode
+	At     time.Time // zero: it has not looked yet
+	Host   arbiter.Host
+	Guests []Line
+}
+
+// Line is one guest's part of a picture. Sizes are in MiB.
+type Line struct {
+	Name, UUID string
+	// Max is what the guest was started with, Asked what its user last asked for, Has what its balloon leaves it.
+	Max, Asked, Has float64
+	// Resident is what the host holds for it.
+	Resident float64
+	Decision arbiter.Decision
+	// Sampled is when the guest last said something about its memory; zero: it has not.
+	Sampled time.Time
+	// Moved is when its target last changed, and Failure why the last move did not succeed.
+	Moved   time.Time
+	Failure error
+}
