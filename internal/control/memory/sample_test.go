@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"maps"
 	"math"
 	"testing"
 	"time"
@@ -22,9 +23,7 @@ func said(second int64, figures map[machine.BalloonFigure]uint64) *machine.Ballo
 // memoryOf are the figures of a guest with 1,000 MiB, where 400 are available.
 func memoryOf(more map[machine.BalloonFigure]uint64) map[machine.BalloonFigure]uint64 {
 	figures := map[machine.BalloonFigure]uint64{machine.TotalMemory: 1000 << 20, machine.AvailableMemory: 400 << 20}
-	for f, value := range more {
-		figures[f] = value
-	}
+	maps.Copy(figures, more)
 	return figures
 }
 
