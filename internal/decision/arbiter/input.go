@@ -8,7 +8,7 @@ type Host struct {
 	Memory float64
 	// Others is what everything but the guests holds.
 	Others float64
-	// Shared is what page sharing saves at present. It can evaporate, so half of it counts.
+	// Shared is what page sharing saves at present.
 	Shared float64
 }
 
@@ -49,7 +49,7 @@ type Sample struct {
 	Scans float64
 }
 
-// Decision is what a guest gets, with the parts that it is made of, in MiB.
+// Decision is what a guest gets, in MiB: the parts of its claim, and what it gets beyond what it is given of them.
 type Decision struct {
 	ID     string
 	Target float64
@@ -69,7 +69,6 @@ const (
 	Held      Reason = "near enough to what it should have"
 	Grown     Reason = "it needs more"
 	Distress  Reason = "it swaps or waits for memory"
-	Lent      Reason = "the host has memory to spare"
 	Shrunk    Reason = "others need what it does not use"
 	Scarce    Reason = "the needs do not fit: shares decide"
 )
