@@ -9,7 +9,8 @@ import (
 type account struct {
 	started time.Time
 	sampled time.Time // the newest sample that it knows
-	need    float64   // of that sample
+	need    float64   // of that sample, and of it in the guest's own swap, by its word alone:
+	swapped float64
 	low     float64   // the lowest need of late
 	margin  float64   // the largest rise of the need of late
 	cache   float64   // that the guest is worth giving
@@ -41,12 +42,15 @@ const strainSwapIn, strainScans = .05, 1
 
 // learnNeed takes the need from a sample, and the margin from its rise over the lowest need of late. A guest that
 // grows in bursts keeps room for the next one. The host's own count bounds the need: more than the host ever held for
-// the guest, its free pages and its own swap aside, cannot be in use.
+// the guest cannot be in use. What it says of its own swap nobody can check.
 func (a *account) learnNeed(r *Rules, g *Guest, s *Sample) {
-	said := math.Max(s.Actual-s.Available-.05*s.Cache, 0) + s.Swapped
-	most := a.held.most() + 16 + .01*g.Max + s.Swapped
+	said, most := math.Max(s.Actual-s.Available-.05*s.Cache, 0), a.held.most()+16+.01*g.Max
 	a.lies = a.lies || said > most+r.Lie*g.Max
-	a.need = math.Min(said, most)
+	a.swapped = s.Swapped
+	if a.lies {
+		a.swapped = 0
+	}
+	a.need = math.Min(said, most) + a.swapped
 	if a.sampled.IsZero() {
 		a.low, a.margin, a.cache = a.need, r.LeastMargin*g.Max, r.FirstCache*g.Max
 	}

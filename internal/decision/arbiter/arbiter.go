@@ -64,8 +64,8 @@ func (a *Arbiter) aside(now time.Time, c *claim) float64 {
 	return math.Min(c.Max, c.Resident+soon*c.Max)
 }
 
-// claim fills in what each guest could use. What a guest that has lied says beyond its part by shares is no need: it
-// counts as a margin, which others' needs come before.
+// claim fills in what each guest could use. A guest that has lied needs no more than its part by shares: the rest counts
+// as margin, which others' needs come before. What a guest says of its own swap beyond that part is no claim at all.
 func (a *Arbiter) claim(h Host) {
 	var shares float64
 	for i := range a.claims {
@@ -76,11 +76,13 @@ func (a *Arbiter) claim(h Host) {
 		if c.apart != "" {
 			continue
 		}
-		c.say(c.account.need, math.Max(a.Rules.LeastMargin*c.Max, c.account.margin), c.account.cache)
-		if c.lies {
-			part := (h.Memory - h.Others) * c.Shares * c.Max / math.Max(shares, tiny)
+		part := (h.Memory - h.Others) * c.Shares * c.Max / math.Max(shares, tiny)
+		if least := a.Rules.LeastMargin * c.Max; c.lies {
 			beyond := math.Max(c.account.need-part, 0)
-			c.say(c.account.need-beyond, beyond+a.Rules.LeastMargin*c.Max, 0)
+			c.say(c.account.need-beyond, least+beyond, 0)
+		} else {
+			sure := c.account.need - c.swapped
+			c.say(math.Min(c.account.need, math.Max(sure, part)), math.Max(least, c.account.margin), c.account.cache)
 		}
 	}
 }
