@@ -11,12 +11,12 @@ type account struct {
 	sampled time.Time // the newest sample that it knows
 	need    float64   // of that sample, and of it in the guest's own swap, by its word alone:
 	swapped float64
-	low     float64   // the lowest need of late
-	margin  float64   // the largest rise of the need of late
-	cache   float64   // that the guest is worth giving
-	strain  bool      // the sample is new, and shows swap-in or direct scans
-	lies    bool      // it said once that it uses what it never held
-	held    peak      // what the host held for it
+	low     float64 // the lowest need of late
+	margin  float64 // the largest rise of the need of late
+	cache   float64 // that the guest is worth giving
+	strain  bool    // the sample is new, and shows swap-in or direct scans
+	lies    bool    // it said once that it uses what it never held
+	held    peak    // what the host held for it
 
 	seen   time.Time // of the last Decide
 	actual float64   // at that time
