@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Arbiter remembers what it has learned of the guests. It is used by one goroutine.
+// Arbiter keeps the learned values of all guests. One goroutine uses it.
 type Arbiter struct {
 	Rules Rules
 
@@ -52,7 +52,7 @@ func (a *Arbiter) learn(now time.Time, guests []Guest) {
 	a.accounts = known
 }
 
-// aside is what a guest whose balloon stays holds now and may soon hold, in MiB.
+// aside is the memory to keep for a guest that is left alone: its present size and its likely growth, in MiB.
 func (a *Arbiter) aside(now time.Time, c *claim) float64 {
 	if c.apart == "" {
 		return 0
@@ -65,7 +65,7 @@ func (a *Arbiter) aside(now time.Time, c *claim) float64 {
 }
 
 // claim fills in what each guest could use. A guest that has lied needs no more than its part by shares: the rest counts
-// as margin, which others' needs come before. What a guest says of its own swap beyond that part is no claim at all.
+// as margin, which others' needs come before. The guest's own swap counts only up to that part.
 func (a *Arbiter) claim(h Host) {
 	var shares float64
 	for i := range a.claims {

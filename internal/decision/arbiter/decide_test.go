@@ -8,7 +8,7 @@ import (
 
 var epoch = time.Unix(1000, 0)
 
-// speaking is a guest of 4,096 MiB with a floor of 512 that holds what it uses, and says so each second.
+// speaking is a guest of 4,096 MiB with a floor of 512. It holds the memory that it uses, and reports each second.
 func speaking(id string, uses, has float64, now time.Time) Guest {
 	return Guest{
 		ID: id, Started: epoch, Max: 4096, Floor: 512, Shares: 1, Target: has, Actual: has, Resident: uses,
@@ -16,8 +16,8 @@ func speaking(id string, uses, has float64, now time.Time) Guest {
 	}
 }
 
-// after lets guests speak for a number of seconds and gives them what is decided. The list says each guest's state of a
-// second. It returns the last decisions.
+// after runs an arbiter for a number of seconds and moves each balloon at once. The list gives the guests of a second,
+// from their present targets. It returns the last decisions.
 func after(a *Arbiter, h Host, seconds int, list func(second int, has map[string]float64) []Guest) map[string]Decision {
 	has, last := map[string]float64{}, map[string]Decision{}
 	for s := range seconds {
@@ -105,7 +105,7 @@ func TestDecide_BalloonDoesNotFollow(t *testing.T) {
 	}
 }
 
-// A guest that starts again is a new one: what was learned of its last run is forgotten.
+// The learned values of a run do not outlive it.
 func TestDecide_GuestStartsAgain(t *testing.T) {
 	a := New(Tuned)
 	h := Host{Memory: 32768}
@@ -123,7 +123,7 @@ func TestDecide_GuestStartsAgain(t *testing.T) {
 	}
 }
 
-// BenchmarkDecide decides for a thousand guests whose claims do not fit.
+// BenchmarkDecide decides for a thousand guests with claims that do not fit.
 func BenchmarkDecide(b *testing.B) {
 	a, guests := New(Tuned), make([]Guest, 1000)
 	for s := 0; b.Loop(); s++ {

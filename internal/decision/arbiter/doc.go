@@ -6,11 +6,11 @@
 //
 // A guest's claim has three parts:
 //
-//	need    what its programs hold, by its newest sample
-//	margin  the largest rise of the need of late, and 2 % of its maximum at least
+//	need    memory of its programs, by its newest sample
+//	margin  the largest recent rise of the need; at least 2 % of its maximum
 //	cache   page cache that saves it from reading again, learned from its major faults
 //
-// What all claims leave over is spare: it goes to all guests, in proportion to what they are below their maximum.
+// The rest is spare. All guests get a part of it, in proportion to their distance from their maximum.
 //
 // Memory that a guest was given and does not hold yet counts a tenth, because most of it is never touched. If the
 // claims do not fit, they are squeezed alike: margins to a quarter, then caches, then the rest of the margins. Only
@@ -19,8 +19,8 @@
 // Targets move little. A guest shrinks only while more is promised than there is. It grows only while it has less
 // than its claim, or swaps; and only into memory that is there.
 //
-// What a guest says is a hint. What the host holds for it is true: a guest that says it uses more than it ever held
-// lies. From then on its shares bound its need, it gets no cache, and its distress moves nothing.
+// A guest's statistics are hints; the host's own count of its memory is true. A guest that reports more than it ever
+// held is lying. From then on its shares bound its need, it gets no cache, and its distress moves nothing.
 //
 // Sources: Waldspurger, "Memory Resource Management in VMware ESX Server", OSDI 2002 (shares, and a tax on idle
 // memory, which is not used here: it carried less); the constants were tuned in the simulator on 24 traces and

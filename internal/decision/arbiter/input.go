@@ -24,7 +24,7 @@ type Guest struct {
 	// Target is what its balloon was last asked for, and Actual is what the guest has. Actual is true: QEMU
 	// counts it.
 	Target, Actual float64
-	// Resident is what the host holds in memory for it, and Swapped what it holds in swap.
+	// Resident is the guest's memory in the host's RAM, and Swapped its memory in the host's swap.
 	Resident, Swapped float64
 	// Sample is the newest one that was made in this run of the guest; nil if there is none yet.
 	Sample *Sample
@@ -49,7 +49,8 @@ type Sample struct {
 	Scans float64
 }
 
-// Decision is what a guest gets, in MiB: the parts of its claim, and what it gets beyond what it is given of them.
+// Decision is a guest's new target, in MiB, with the parts of its claim. Spare is the part of the target beyond the
+// granted claim.
 type Decision struct {
 	ID     string
 	Target float64
@@ -58,7 +59,7 @@ type Decision struct {
 	Need, Margin, Cache, Spare float64
 }
 
-// Reason says why a target is what it is.
+// Reason explains a target.
 type Reason string
 
 // Reasons.
