@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/decision/arbiter"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
@@ -14,6 +15,7 @@ import (
 // Config is what a manager works with.
 type Config struct {
 	Guests *guest.Registry
+	Fleet  *fleet.Fleet // guests' own settings are in their marks
 	Kernel kernel.Root
 	Log    *slog.Logger
 	Mode   Mode

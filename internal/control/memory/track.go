@@ -21,7 +21,8 @@ type track struct {
 	started uint64 // of the process, in clock ticks since boot
 	since   time.Time
 	asked   time.Time
-	own     float64 // what QEMU holds for itself, in MiB
+	own     float64 // memory of QEMU itself, in MiB
+	mode    Mode    // of the guest's own settings; "": as the host's
 
 	mu      sync.Mutex
 	busy    bool // a question or a move is under way
@@ -107,7 +108,7 @@ func (t *track) follow(ctx context.Context, m *Manager, now time.Time, g *arbite
 	if g.Sample != nil {
 		line.Sampled = g.Sample.At
 	}
-	if size := bytesOf(d.Target); m.config.Mode == Act && d.Reason != arbiter.Held && g.Apart == "" && size != bytesOf(g.Target) && t.begin() {
+	if size := bytesOf(d.Target); m.config.Mode == Act && t.mode != Advise && d.Reason != arbiter.Held && g.Apart == "" && size != bytesOf(g.Target) && t.begin() {
 		t.move(ctx, m, now, size, g, d)
 	}
 	t.mu.Lock()
