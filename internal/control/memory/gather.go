@@ -1,7 +1,6 @@
 package memory
 
 import (
-	"context"
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
@@ -10,8 +9,8 @@ import (
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// gather reads what is known of each running guest, and starts to ask those whose statistics are due.
-func (m *Manager) gather(ctx context.Context, now time.Time) ([]arbiter.Guest, []*track) {
+// gather reads the known state of each running guest.
+func (m *Manager) gather(now time.Time) ([]arbiter.Guest, []*track) {
 	known := make(map[string]*track, len(m.tracks))
 	var guests []arbiter.Guest
 	var tracks []*track
@@ -30,9 +29,6 @@ func (m *Manager) gather(ctx context.Context, now time.Time) ([]arbiter.Guest, [
 		}
 		known[v.UUID] = t
 		guests, tracks = append(guests, t.see(v, p.Resident, m.config.Fleet.MemberOf(g).Marks.Memory)), append(tracks, t)
-		if v.State == domain.Running {
-			t.ask(ctx, &m.work, now)
-		}
 	}
 	m.tracks = known
 	return guests, tracks
