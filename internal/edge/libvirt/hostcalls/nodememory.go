@@ -10,10 +10,12 @@ import (
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
 )
 
-// NodeMemoryCalls read and change the merging of equal pages (KSM): virsh node-memory-tune.
+// NodeMemoryCalls read and change the merging of equal pages (KSM: virsh node-memory-tune) and the pools of huge pages
+// (virsh allocpages).
 func NodeMemoryCalls(g rpc.Group) {
 	rpc.On(g, xdr.ProcNodeGetMemoryParameters, nodeGetMemoryParameters)
 	rpc.On(g, xdr.ProcNodeSetMemoryParameters, nodeSetMemoryParameters)
+	rpc.On(g, xdr.ProcNodeAllocPages, nodeAllocPages)
 }
 
 // memoryParameter is a parameter of KSM, by libvirt's name and the kernel's file. A parameter without write is only
