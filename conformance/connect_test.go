@@ -22,6 +22,7 @@ func TestConnection(t *testing.T) {
 		{"hostname", []string{host}},
 		{"uri", []string{"qemu:///system"}},
 		{"nodeinfo", []string{"CPU model:           x86_64", "CPU(s):", "NUMA cell(s):", "Memory size:"}},
+		{"node-memory-tune", []string{"shm_pages_to_scan", "shm_sleep_millisecs", "shm_full_scans"}},
 		{"nodememstats", []string{"total  :", "free   :", "buffers:", "cached :"}},
 		{"nodecpustats", []string{"user:", "system:", "idle:", "iowait:"}},
 		{"freecell --all", []string{"0:", "KiB"}},

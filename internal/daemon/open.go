@@ -218,7 +218,7 @@ func (d *Daemon) openAccess(context.Context) (err error) {
 // openMemory starts the memory manager. It ends before the guests' loops do.
 func (d *Daemon) openMemory(context.Context) error {
 	d.Memory = memory.New(memory.Config{
-		Guests: d.Guests, Kernel: d.config.Kernel, Log: d.log,
+		Guests: d.Guests, Fleet: d.Fleet, Kernel: d.config.Kernel, Log: d.log,
 		Mode: cmp.Or(d.config.MemoryMode, memory.Off), Most: d.config.GuestMemory,
 	})
 	ctx, stop := context.WithCancelCause(context.Background())

@@ -220,7 +220,7 @@ func (g *Authorizer) CheckMarks(w Principal, uuid, key, doc string) error {
 	if err := rules.Check(w, Define, made); err != nil {
 		return err
 	}
-	return cmp.Or(rules.checkMarkedVolumes(w, marks, o), g.CheckPriority(w, marks.Priority, o))
+	return cmp.Or(rules.checkMarkedVolumes(w, marks, o), g.CheckPriority(w, marks.Priority, o), g.CheckShares(w, marks.Memory.Shares, o))
 }
 
 // PoolByUUID returns the resource for a pool. Only rules for everything cover a missing one.

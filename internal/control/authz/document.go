@@ -78,7 +78,7 @@ func (g *Authorizer) checkDomain(w Principal, verb Permission, doc string) (Reso
 		places.existing = append(places.existing, g.currentUses(there)...)
 		wanted.replaces = wanted.replaces || there.member.View.Current() != nil
 	}
-	if err := cmp.Or(rules.checkMarkedVolumes(w, marks, had...), g.CheckPriority(w, marks.Priority, had...), g.checkWeights(w, def, had...)); err != nil {
+	if err := cmp.Or(rules.checkMarkedVolumes(w, marks, had...), g.CheckPriority(w, marks.Priority, had...), g.CheckShares(w, marks.Memory.Shares, had...), g.checkWeights(w, def, had...)); err != nil {
 		return wanted, err
 	}
 	if err := (walker{places}).checkDefinition(def); err != nil {
@@ -157,6 +157,16 @@ func (g *Authorizer) CheckPriority(w Principal, priority int, had ...Resource) e
 		return nil
 	}
 	return g.requireEverything(w, Define, "a priority below 0, which puts guests of others last")
+}
+
+// CheckShares checks a guest's new shares of the host's memory. A guest may keep its shares or lower them; more than the
+// usual ones take from guests of others.
+func (g *Authorizer) CheckShares(w Principal, shares int, had ...Resource) error {
+	keeps := func(o Resource) bool { return o.member.Marks != nil && o.member.Marks.Memory.Shares >= shares }
+	if shares <= fleet.UsualShares || slices.ContainsFunc(had, keeps) {
+		return nil
+	}
+	return g.requireEverything(w, Define, fmt.Sprintf("more than %d shares of memory, which take from guests of others", fleet.UsualShares))
 }
 
 // checkWeights checks a guest's weights in the competition for processors and disks. A guest may keep its weights or

@@ -618,6 +618,38 @@ func TestRank_AboveOthers(t *testing.T) {
 	}
 }
 
+// A restricted client cannot give a guest more shares of memory than usual. It may keep or lower those that others gave.
+func TestShares_AboveUsual(t *testing.T) {
+	g, who, on := builder(t)
+	g.Config = Config{Guests: &guest.Registry{}, Pools: &volume.Pools{}}
+	had := on
+	had.member.Marks = &fleet.Marks{Memory: fleet.MemoryMarks{Shares: 3000}}
+	for _, c := range []struct {
+		what   string
+		who    Principal
+		had    Resource
+		shares int
+		want   bool
+	}{
+		{"none said", who, on, 0, true},
+		{"the usual ones", who, on, fleet.UsualShares, true},
+		{"more", who, on, fleet.UsualShares + 1, false},
+		{"as it was", who, had, 3000, true},
+		{"lower", who, had, 2000, true},
+		{"higher", who, had, 3001, false},
+		{"root", user1(0), on, 100000, true},
+	} {
+		if err := g.CheckShares(c.who, c.shares, c.had); (err == nil) != c.want || err != nil && !fault.Is(err, fault.Denied) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+	_, err := g.CheckDocument(who, Define, Resource{}, "<domain type='qemu'><name>build-1</name><metadata><guest xmlns='"+fleet.Namespace+
+		"'><memory shares='5000'/></guest></metadata><memory>1024</memory><os><type arch='x86_64' machine='q35'>hvm</type></os></domain>")
+	if !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "shares of memory") {
+		t.Errorf("a definition: %v", err)
+	}
+}
+
 // A restricted client cannot give a guest more weight than the default, by a definition or by a change. A
 // weight that others gave the guest stays.
 func TestWeigh_AboveDefault(t *testing.T) {

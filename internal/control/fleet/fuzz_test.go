@@ -17,7 +17,7 @@ import (
 // written.
 func FuzzSettings(f *testing.F) {
 	for key, value := range map[string]string{
-		"memory": "512MiB", "vcpus": "4", "autostart": "yes", "template": "no", "title": "a", "description": "b\nc", "priority": "-1000", "after": "a, b,c", "label.app": "web",
+		"memory": "512MiB", "vcpus": "4", "autostart": "yes", "template": "no", "title": "a", "description": "b\nc", "priority": "-1000", "memory.shares": "2000", "memory.floor": "1GiB", "memory.mode": "advise", "after": "a, b,c", "label.app": "web",
 		"label.tile": "a/1", "odd": "",
 	} {
 		f.Add(key, value)

@@ -21,6 +21,7 @@ import (
 //	  <lodge:label name="app" value="web"/>
 //	  <lodge:after guest="db"/>
 //	  <lodge:volume pool="default" name="web-1.qcow2"/>
+//	  <lodge:memory shares="2000" floor="512MiB" mode="act"/>
 //	</lodge:guest>
 const Namespace = provision.MarksNamespace
 
@@ -58,7 +59,8 @@ type Marks struct {
 	Volumes []VolumeName
 	// NoRNG says that a new guest gets no random number generator beyond its definition. Room guest applies
 	// it.
-	NoRNG bool
+	NoRNG  bool
+	Memory MemoryMarks
 }
 
 // VolumeName names a volume.
@@ -122,8 +124,13 @@ func parseMarks(root *xmltree.Element) (*Marks, error) {
 			m.After = append(m.After, e.Attr("guest"))
 		case "volume":
 			m.Volumes = append(m.Volumes, VolumeName{Pool: e.Attr("pool"), Name: e.Attr("name")})
+		case "memory":
+			var err error
+			if m.Memory, err = parseMemoryMarks(e); err != nil {
+				return nil, err
+			}
 		default:
-			return nil, wrongMarks("hold an unknown element %q; known are label, after and volume", e.Name)
+			return nil, wrongMarks("hold an unknown element %q; known are label, after, volume and memory", e.Name)
 		}
 	}
 	return m, m.check()
@@ -233,7 +240,7 @@ func (m *Marks) document() (string, error) {
 }
 
 func (m *Marks) element() *xmltree.Element {
-	if m.Priority == 0 && !m.NoRNG && len(m.Labels) == 0 && len(m.After) == 0 && len(m.Volumes) == 0 {
+	if m.Priority == 0 && !m.NoRNG && len(m.Labels) == 0 && len(m.After) == 0 && len(m.Volumes) == 0 && m.Memory == (MemoryMarks{}) {
 		return nil
 	}
 	e := &xmltree.Element{Name: rootName}
@@ -255,6 +262,9 @@ func (m *Marks) element() *xmltree.Element {
 	for _, v := range m.Volumes {
 		add("volume", xmltree.Attr{Name: "pool", Value: v.Pool}, xmltree.Attr{Name: "name", Value: v.Name})
 	}
+	if attrs := m.Memory.attrs(); attrs != nil {
+		add("memory", attrs...)
+	}
 	return e
 }
 
@@ -262,5 +272,5 @@ func (m *Marks) element() *xmltree.Element {
 func (m *Marks) clone() *Marks {
 	labels := make(Labels, len(m.Labels))
 	maps.Copy(labels, m.Labels)
-	return &Marks{Labels: labels, Priority: m.Priority, After: slices.Clone(m.After), Volumes: slices.Clone(m.Volumes), NoRNG: m.NoRNG}
+	return &Marks{Labels: labels, Priority: m.Priority, After: slices.Clone(m.After), Volumes: slices.Clone(m.Volumes), NoRNG: m.NoRNG, Memory: m.Memory}
 }

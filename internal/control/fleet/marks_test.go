@@ -37,6 +37,10 @@ func TestMarks_RoundTrip(t *testing.T) {
 		for _, n := range rapid.SliceOfN(name, 0, 3).Draw(t, "volumes") {
 			m.Volumes = append(m.Volumes, VolumeName{Pool: n, Name: text.Draw(t, "volume")})
 		}
+		m.Memory = MemoryMarks{
+			Shares: rapid.IntRange(0, mostShares).Draw(t, "shares"), Floor: rapid.Uint64Range(0, 1<<40).Draw(t, "floor") << 10,
+			Mode: rapid.SampledFrom([]string{"", "off", "advise", "act"}).Draw(t, "mode"),
+		}
 		doc, err := m.document()
 		if err != nil {
 			t.Fatal(err)
@@ -74,9 +78,12 @@ func TestReadMarks_Invalid(t *testing.T) {
 	in := func(inner string) string { return `<l:guest xmlns:l="` + Namespace + `">` + inner + `</l:guest>` }
 	for metadata, says := range map[string]string{
 		`<l:guest xmlns:l="` + Namespace + `" priority="1001"/>`:                              "from -1000 to 1000",
+		`<l:guest xmlns:l="` + Namespace + `"><l:memory shares="0"/></l:guest>`:               "from 1 to 100000",
+		`<l:guest xmlns:l="` + Namespace + `"><l:memory floor="lots"/></l:guest>`:             "no size",
+		`<l:guest xmlns:l="` + Namespace + `"><l:memory mode="on"/></l:guest>`:                "off, advise or act",
 		`<l:guest xmlns:l="` + Namespace + `" rng="yes"/>`:                                    `known is "no"`,
 		`<l:host xmlns:l="` + Namespace + `"/>`:                                               `not "guest"`,
-		in(`<l:lable name="a" value="b"/>`):                                                   "known are label, after and volume",
+		in(`<l:lable name="a" value="b"/>`):                                                   "known are label, after, volume and memory",
 		in(`<l:label name="a b" value="b"/>`):                                                 "letters, digits",
 		in(`<l:label value="b"/>`):                                                            "1 to 63",
 		in(`<l:label name="tile" value="web"/>`):                                              "SET/NUMBER",

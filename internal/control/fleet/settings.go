@@ -24,9 +24,51 @@ type settings struct {
 	priority *int
 	after    *[]string
 	labels   map[string]string // an empty value removes the label
+	memoryMarks
 }
 
-const allowedSettings = "memory, vcpus, autostart, template, title, description, priority, after and label.NAME"
+// memoryMarks are the settings of MemoryMarks; a zero value resets one.
+type memoryMarks struct {
+	shares *int
+	floor  *uint64
+	mode   *string
+}
+
+// parse parses one of the settings; known says that the key is one.
+func (s *memoryMarks) parse(key, value string) (known bool, err error) {
+	switch {
+	case key == "memory.shares" && value == "":
+		s.shares = new(0)
+	case key == "memory.shares":
+		s.shares, err = parsed(parseShares(value))
+	case key == "memory.floor" && value == "":
+		s.floor = new(uint64(0))
+	case key == "memory.floor":
+		s.floor, err = parsed(ParseSize(value))
+	case key == "memory.mode" && value == "":
+		s.mode = new("")
+	case key == "memory.mode":
+		s.mode, err = parsed(parseMemoryMode(value))
+	default:
+		return false, nil
+	}
+	return true, err
+}
+
+// apply changes marks.
+func (s *memoryMarks) apply(m *MemoryMarks) {
+	if s.shares != nil {
+		m.Shares = *s.shares
+	}
+	if s.floor != nil {
+		m.Floor = *s.floor >> 10 << 10
+	}
+	if s.mode != nil {
+		m.Mode = *s.mode
+	}
+}
+
+const allowedSettings = "memory, memory.shares, memory.floor, memory.mode, vcpus, autostart, template, title, description, priority, after and label.NAME"
 
 const labelKey = "label."
 
@@ -45,6 +87,9 @@ func parseSettings(said map[string]string) (*settings, error) {
 }
 
 func (s *settings) parse(key, value string) (err error) {
+	if known, err := s.memoryMarks.parse(key, value); known {
+		return err
+	}
 	switch key {
 	case "memory":
 		s.memory, err = parsed(ParseSize(value))
@@ -144,10 +189,11 @@ func (s *settings) apply(name string, m *Marks) (*Marks, bool, error) {
 			after.Labels[label] = value
 		}
 	}
+	s.memoryMarks.apply(&after.Memory)
 	if slices.Contains(after.After, name) {
 		return nil, false, fault.New(fault.Invalid, fault.Metadata, "domain %q cannot depend on itself", name)
 	}
-	same := after.Priority == m.Priority && slices.Equal(after.After, m.After) && maps.Equal(after.Labels, m.Labels)
+	same := after.Priority == m.Priority && slices.Equal(after.After, m.After) && maps.Equal(after.Labels, m.Labels) && after.Memory == m.Memory
 	return after, !same, after.check()
 }
 
@@ -181,7 +227,7 @@ func (s *settings) changes(v *guest.View, m *Marks) ([]settingChange, error) {
 	add("template", s.template != nil && v.Template != *s.template, (*settingsChange).template)
 	add("title", s.title != nil && anyDiffers(v, *s.title, func(d *domain.Definition) string { return d.Title }), (*settingsChange).title)
 	add("description", s.description != nil && anyDiffers(v, *s.description, func(d *domain.Definition) string { return d.Description }), (*settingsChange).description)
-	add("labels, priority or order", differ, (*settingsChange).marks) // last, because a rule of access may depend on labels
+	add("labels, priority, order or memory settings", differ, (*settingsChange).marks) // last, because a rule of access may depend on labels
 	return changes, nil
 }
 

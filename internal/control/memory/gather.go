@@ -1,16 +1,16 @@
 package memory
 
 import (
-	"context"
 	"time"
 
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/decision/arbiter"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 )
 
-// gather reads what is known of each running guest, and starts to ask those whose statistics are due.
-func (m *Manager) gather(ctx context.Context, now time.Time) ([]arbiter.Guest, []*track) {
+// gather reads the known state of each running guest.
+func (m *Manager) gather(now time.Time) ([]arbiter.Guest, []*track) {
 	known := make(map[string]*track, len(m.tracks))
 	var guests []arbiter.Guest
 	var tracks []*track
@@ -28,10 +28,7 @@ func (m *Manager) gather(ctx context.Context, now time.Time) ([]arbiter.Guest, [
 			t = &track{guest: g, pid: v.PID, started: p.Start, since: now}
 		}
 		known[v.UUID] = t
-		guests, tracks = append(guests, t.see(v, p.Resident)), append(tracks, t)
-		if v.State == domain.Running {
-			t.ask(ctx, &m.work, now)
-		}
+		guests, tracks = append(guests, t.see(v, p.Resident, m.config.Fleet.MemberOf(g).Marks.Memory)), append(tracks, t)
 	}
 	m.tracks = known
 	return guests, tracks
@@ -39,12 +36,18 @@ func (m *Manager) gather(ctx context.Context, now time.Time) ([]arbiter.Guest, [
 
 // see is what the arbiter is told of the guest. What its process holds beyond the guest's memory is QEMU's own: it counts
 // as held by others.
-func (t *track) see(v *guest.View, resident uint64) arbiter.Guest {
-	d := v.Active
+func (t *track) see(v *guest.View, resident uint64, marks fleet.MemoryMarks) arbiter.Guest {
+	d, floor := v.Active, v.AskedMemory
+	if marks.Floor > 0 {
+		floor = marks.Floor
+	}
 	t.own = mib(resident - min(resident, d.CurrentMemory))
 	a := arbiter.Guest{
-		ID: v.UUID, Started: t.since, Max: mib(d.Memory), Floor: mib(min(v.AskedMemory, d.Memory)), Shares: 1,
+		ID: v.UUID, Started: t.since, Max: mib(d.Memory), Floor: mib(min(floor, d.Memory)), Shares: float64(marks.Weight()) / fleet.UsualShares,
 		Actual: mib(d.CurrentMemory), Resident: mib(resident) - t.own, Apart: apart(v),
+	}
+	if t.mode = Mode(marks.Mode); t.mode == Off {
+		a.Apart = "its setting memory.mode is off"
 	}
 	a.Sample, a.Target = t.latest(a.Actual)
 	return a

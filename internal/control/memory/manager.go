@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lodge-kvm/lodge/internal/control/fleet"
 	"github.com/lodge-kvm/lodge/internal/decision/arbiter"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/mechanism/kernel"
@@ -14,6 +15,7 @@ import (
 // Config is what a manager works with.
 type Config struct {
 	Guests *guest.Registry
+	Fleet  *fleet.Fleet // guests' own settings are in their marks
 	Kernel kernel.Root
 	Log    *slog.Logger
 	Mode   Mode
@@ -68,8 +70,14 @@ func (m *Manager) step(ctx context.Context, now time.Time) {
 		m.config.Log.Warn("host memory not read; memory of guests stays as it is", "error", err)
 		return
 	}
-	guests, tracks := m.gather(ctx, now)
+	guests, tracks := m.gather(now)
 	h := m.hostOf(host, guests, tracks)
+	calm := isCalm(h, guests)
+	for i := range guests {
+		if guests[i].Apart == "" {
+			tracks[i].ask(ctx, &m.work, now, &guests[i], calm)
+		}
+	}
 	decisions := m.arbiter.Decide(now, h, guests)
 	p := Picture{Mode: m.config.Mode, At: now, Host: h, Budget: m.arbiter.Rules.Budget(h)}
 	for i := range decisions {
@@ -78,6 +86,17 @@ func (m *Manager) step(ctx context.Context, now time.Time) {
 	m.mu.Lock()
 	m.picture = p
 	m.mu.Unlock()
+}
+
+// calmUse is the part of a host's memory in use below which guests are asked less often (paper 000: 80 % is an alarm).
+const calmUse = .8
+
+func isCalm(h arbiter.Host, guests []arbiter.Guest) bool {
+	used := h.Others - h.Shared
+	for i := range guests {
+		used += guests[i].Resident
+	}
+	return used < calmUse*h.Memory
 }
 
 // hostOf is the host as the arbiter sees it. All that is in use and is not memory of a guest counts as held by others. A

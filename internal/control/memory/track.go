@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"math"
 	"sync"
 	"time"
 
@@ -21,7 +22,9 @@ type track struct {
 	started uint64 // of the process, in clock ticks since boot
 	since   time.Time
 	asked   time.Time
-	own     float64 // what QEMU holds for itself, in MiB
+	held    float64 // resident memory at that time, in MiB
+	own     float64 // memory of QEMU itself, in MiB
+	mode    Mode    // of the guest's own settings; "": as the host's
 
 	mu      sync.Mutex
 	busy    bool // a question or a move is under way
@@ -33,8 +36,12 @@ type track struct {
 }
 
 const (
-	// period is how often a guest is asked for its statistics.
-	period = 2 * time.Second
+	// period is how often a guest's driver makes statistics, and how often they are read while memory is scarce or the
+	// guest's resident memory changes. calmPeriod is how often they are read otherwise: a thousand calm guests then cost
+	// a hundred questions a second.
+	period, calmPeriod = 2 * time.Second, 10 * time.Second
+	// change is the change of resident memory, as a fraction of the guest's maximum, that is worth a question.
+	change = .01
 	// patience bounds a question or a move. A guest that takes longer is asked again later.
 	patience = 10 * time.Second
 )
@@ -60,12 +67,16 @@ func (t *track) begin() bool {
 	return true
 }
 
-// ask asks the guest's QEMU for its statistics, beside the manager's loop.
-func (t *track) ask(ctx context.Context, work *sync.WaitGroup, now time.Time) {
-	if now.Sub(t.asked) < period || !t.begin() {
+// ask asks the guest's QEMU for its statistics, beside the manager's loop, if they are due.
+func (t *track) ask(ctx context.Context, work *sync.WaitGroup, now time.Time, g *arbiter.Guest, calm bool) {
+	due := period
+	if calm && g.Sample != nil && math.Abs(g.Resident-t.held) < change*g.Max {
+		due = calmPeriod
+	}
+	if now.Sub(t.asked) < due || !t.begin() {
 		return
 	}
-	t.asked = now
+	t.asked, t.held = now, g.Resident
 	work.Go(func() {
 		ctx, stop := context.WithTimeout(ctx, patience)
 		defer stop()
@@ -107,7 +118,7 @@ func (t *track) follow(ctx context.Context, m *Manager, now time.Time, g *arbite
 	if g.Sample != nil {
 		line.Sampled = g.Sample.At
 	}
-	if size := bytesOf(d.Target); m.config.Mode == Act && d.Reason != arbiter.Held && g.Apart == "" && size != bytesOf(g.Target) && t.begin() {
+	if size := bytesOf(d.Target); m.config.Mode == Act && t.mode != Advise && d.Reason != arbiter.Held && g.Apart == "" && size != bytesOf(g.Target) && t.begin() {
 		t.move(ctx, m, now, size, g, d)
 	}
 	t.mu.Lock()

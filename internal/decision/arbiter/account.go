@@ -5,17 +5,18 @@ import (
 	"time"
 )
 
-// account is what the arbiter has learned of one guest since it started. Sizes are in MiB.
+// account holds the learned values of one run of a guest. Sizes are in MiB.
 type account struct {
 	started time.Time
 	sampled time.Time // the newest sample that it knows
-	need    float64   // of that sample
-	low     float64   // the lowest need of late
-	margin  float64   // the largest rise of the need of late
-	cache   float64   // that the guest is worth giving
-	strain  bool      // the sample is new, and shows swap-in or direct scans
-	lies    bool      // it said once that it uses what it never held
-	held    peak      // what the host held for it
+	need    float64   // of that sample, and of it in the guest's own swap, by its word alone:
+	swapped float64
+	low     float64 // the lowest need of late
+	margin  float64 // the largest rise of the need of late
+	cache   float64 // that the guest is worth giving
+	strain  bool    // the sample is new, and shows swap-in or direct scans
+	lies    bool    // it has claimed more than it ever held
+	held    peak    // host memory and swap of the guest
 
 	seen   time.Time // of the last Decide
 	actual float64   // at that time
@@ -40,13 +41,16 @@ func (a *account) learn(r *Rules, now time.Time, g *Guest) {
 const strainSwapIn, strainScans = .05, 1
 
 // learnNeed takes the need from a sample, and the margin from its rise over the lowest need of late. A guest that
-// grows in bursts keeps room for the next one. The host's own count bounds the need: more than the host ever held for
-// the guest, its free pages and its own swap aside, cannot be in use.
+// grows in bursts keeps room for the next one. The host's own count bounds the need: a guest cannot use
+// more than the host ever held for it. The size of the guest's own swap cannot be checked.
 func (a *account) learnNeed(r *Rules, g *Guest, s *Sample) {
-	said := math.Max(s.Actual-s.Available-.05*s.Cache, 0) + s.Swapped
-	most := a.held.most() + 16 + .01*g.Max + s.Swapped
+	said, most := math.Max(s.Actual-s.Available-.05*s.Cache, 0), a.held.most()+16+.01*g.Max
 	a.lies = a.lies || said > most+r.Lie*g.Max
-	a.need = math.Min(said, most)
+	a.swapped = s.Swapped
+	if a.lies {
+		a.swapped = 0
+	}
+	a.need = math.Min(said, most) + a.swapped
 	if a.sampled.IsZero() {
 		a.low, a.margin, a.cache = a.need, r.LeastMargin*g.Max, r.FirstCache*g.Max
 	}
@@ -58,8 +62,8 @@ func (a *account) learnNeed(r *Rules, g *Guest, s *Sample) {
 	a.margin = math.Max(math.Min(a.need-a.low, r.MostMargin*g.Max), a.margin*math.Exp2(-since.Seconds()/r.MarginHalf.Seconds()))
 }
 
-// learnCache raises the cache while the guest reads again what it has dropped. Otherwise the cache falls slowly. A
-// guest that holds much more cache than it is given shows nothing.
+// learnCache raises the cache while the guest reads dropped pages again. Otherwise the cache falls slowly. The faults of
+// a guest that holds much more cache than that show nothing.
 func (a *account) learnCache(r *Rules, g *Guest, s *Sample) {
 	switch {
 	case s.MajorFaults > r.Refaults*s.Cache && s.SwapIn < strainSwapIn:

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Arbiter remembers what it has learned of the guests. It is used by one goroutine.
+// Arbiter keeps the learned values of all guests. One goroutine uses it.
 type Arbiter struct {
 	Rules Rules
 
@@ -52,7 +52,7 @@ func (a *Arbiter) learn(now time.Time, guests []Guest) {
 	a.accounts = known
 }
 
-// aside is what a guest whose balloon stays holds now and may soon hold, in MiB.
+// aside is the memory to keep for a guest that is left alone: its present size and its likely growth, in MiB.
 func (a *Arbiter) aside(now time.Time, c *claim) float64 {
 	if c.apart == "" {
 		return 0
@@ -64,8 +64,8 @@ func (a *Arbiter) aside(now time.Time, c *claim) float64 {
 	return math.Min(c.Max, c.Resident+soon*c.Max)
 }
 
-// claim fills in what each guest could use. What a guest that has lied says beyond its part by shares is no need: it
-// counts as a margin, which others' needs come before.
+// claim fills in what each guest could use. A guest that has lied needs no more than its part by shares: the rest counts
+// as margin, which others' needs come before. The guest's own swap counts only up to that part.
 func (a *Arbiter) claim(h Host) {
 	var shares float64
 	for i := range a.claims {
@@ -76,11 +76,13 @@ func (a *Arbiter) claim(h Host) {
 		if c.apart != "" {
 			continue
 		}
-		c.say(c.account.need, math.Max(a.Rules.LeastMargin*c.Max, c.account.margin), c.account.cache)
-		if c.lies {
-			part := (h.Memory - h.Others) * c.Shares * c.Max / math.Max(shares, tiny)
+		part := (h.Memory - h.Others) * c.Shares * c.Max / math.Max(shares, tiny)
+		if least := a.Rules.LeastMargin * c.Max; c.lies {
 			beyond := math.Max(c.account.need-part, 0)
-			c.say(c.account.need-beyond, beyond+a.Rules.LeastMargin*c.Max, 0)
+			c.say(c.account.need-beyond, least+beyond, 0)
+		} else {
+			sure := c.account.need - c.swapped
+			c.say(math.Min(c.account.need, math.Max(sure, part)), math.Max(least, c.account.margin), c.account.cache)
 		}
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// claim is what one guest could use, and what it gets. Sizes are in MiB.
+// claim holds the memory that one guest could use, and its share of it. Sizes are in MiB.
 type claim struct {
 	*Guest
 	*account

@@ -5,8 +5,8 @@ import "math"
 // tiny keeps a division by nothing finite.
 const tiny = 1e-9
 
-// divide gives the budget, in MiB, to the claims: their whole if all fit, and what is left to all in proportion to
-// what they are below their maximum. Otherwise the claims are squeezed; and if not even the needs fit, shares decide.
+// divide gives the budget, in MiB, to the claims. If all fit, each guest gets its whole claim and a part of the rest.
+// Otherwise the claims are squeezed. If even the needs do not fit, shares decide.
 func (a *Arbiter) divide(budget float64) {
 	var whole, wholeCost, need float64
 	for i := range a.claims {
@@ -93,7 +93,7 @@ func (c *claim) byShares(perShare float64) float64 {
 	return clamp(c.Shares*c.Max*perShare, c.Floor, c.need)
 }
 
-// giveSpare gives what is left to all guests, in proportion to what they are below their maximum.
+// giveSpare divides the rest of the budget among all guests, in proportion to their distance from their maximum.
 func (a *Arbiter) giveSpare(left float64) {
 	var below float64
 	for i := range a.claims {

@@ -25,7 +25,7 @@ func drawClaims(t *rapid.T) []claim {
 	return claims
 }
 
-// sums adds up the claims, in MiB: what they need, and what their whole costs.
+// sums adds up the floors, needs and costs of claims, in MiB.
 func sums(claims []claim) (floors, need, cost float64) {
 	for i := range claims {
 		c := &claims[i]
@@ -92,7 +92,7 @@ func TestDivide_SameAsSlowTwins(t *testing.T) {
 		var sum, wanted float64
 		for i := range a.claims {
 			sum, wanted = sum+a.claims[i].cost(&Tuned, a.claims[i].base), wanted+a.claims[i].cost(&Tuned, want[i])
-			// A guest jumps to its whole where the squeeze reaches what it holds: there the twins may differ.
+			// A guest's base jumps to its whole claim at its resident size: there the twins may differ.
 			if c := &a.claims[i]; math.Abs(c.base-want[i]) > 2+.002*c.Max && want[i] != c.whole() && c.base != c.whole() {
 				t.Fatalf("guest %d gets %.1f MiB, by the slow twin %.1f: %+v", i, c.base, want[i], *c.Guest)
 			}

@@ -8,7 +8,7 @@ type Host struct {
 	Memory float64
 	// Others is what everything but the guests holds.
 	Others float64
-	// Shared is what page sharing saves at present. It can evaporate, so half of it counts.
+	// Shared is what page sharing saves at present.
 	Shared float64
 }
 
@@ -24,7 +24,7 @@ type Guest struct {
 	// Target is what its balloon was last asked for, and Actual is what the guest has. Actual is true: QEMU
 	// counts it.
 	Target, Actual float64
-	// Resident is what the host holds in memory for it, and Swapped what it holds in swap.
+	// Resident is the guest's memory in the host's RAM, and Swapped its memory in the host's swap.
 	Resident, Swapped float64
 	// Sample is the newest one that was made in this run of the guest; nil if there is none yet.
 	Sample *Sample
@@ -49,7 +49,8 @@ type Sample struct {
 	Scans float64
 }
 
-// Decision is what a guest gets, with the parts that it is made of, in MiB.
+// Decision is a guest's new target, in MiB, with the parts of its claim. Spare is the part of the target beyond the
+// granted claim.
 type Decision struct {
 	ID     string
 	Target float64
@@ -58,7 +59,7 @@ type Decision struct {
 	Need, Margin, Cache, Spare float64
 }
 
-// Reason says why a target is what it is.
+// Reason explains a target.
 type Reason string
 
 // Reasons.
@@ -69,7 +70,6 @@ const (
 	Held      Reason = "near enough to what it should have"
 	Grown     Reason = "it needs more"
 	Distress  Reason = "it swaps or waits for memory"
-	Lent      Reason = "the host has memory to spare"
 	Shrunk    Reason = "others need what it does not use"
 	Scarce    Reason = "the needs do not fit: shares decide"
 )

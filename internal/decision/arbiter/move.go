@@ -2,8 +2,8 @@ package arbiter
 
 import "math"
 
-// move keeps targets that are near enough to what they should be: each move costs the guest work. A guest shrinks only
-// while more is promised than there is, and grows only while it is below what it can use, or in distress.
+// move keeps targets that are nearly right, because each move costs the guest work. A guest shrinks only while the
+// promised memory exceeds the budget. It grows only while it has less than its claim, or in distress.
 func (a *Arbiter) move(budget float64) {
 	var promised float64
 	for i := range a.claims {
@@ -38,8 +38,8 @@ func (c *claim) choose(r *Rules, over bool) {
 	}
 }
 
-// pace lets guests grow only into memory that is there: what all guests hold, and a part of what they were given and
-// do not hold yet, stays below the host's limit.
+// pace lets guests grow only into free memory. The sum of resident memory, and of a part of the memory that guests were
+// given and do not hold yet, stays below the host's limit.
 func (a *Arbiter) pace(h Host) {
 	room := a.Rules.Limit*h.Memory - h.Others + h.Shared
 	var growth float64

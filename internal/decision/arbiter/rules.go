@@ -15,10 +15,10 @@ type Rules struct {
 	GrowthWindow, MarginHalf time.Duration
 	// LastMargin is the part of all margins that is taken last, after the cache.
 	LastMargin float64
-	// FirstCache is the cache that a guest starts with; LeastCache and MostCache bound what it learns.
+	// FirstCache is a guest's cache at its start; LeastCache and MostCache bound the learned cache.
 	FirstCache, LeastCache, MostCache float64
-	// Refaults is how many major faults a second, for each MiB of cache, show that the cache is too small. CacheRise
-	// multiplies it then at each sample; CacheFall is the fraction by which it falls each second otherwise.
+	// A cache is too small above Refaults major faults a second for each MiB of it. CacheRise then multiplies it at each
+	// sample. Otherwise it loses the fraction CacheFall each second.
 	Refaults, CacheRise, CacheFall float64
 	// Lie is how much more a guest may say that it uses than the host ever held for it.
 	Lie float64
@@ -42,12 +42,12 @@ var Tuned = Rules{
 // Constants that no trace moved, in MiB.
 const (
 	leastMove  = 32 // a smaller move costs the guest more work than the memory is worth
-	leastCache = 4  // by which a cache that is too small rises at least
+	leastCache = 4  // the least rise of a cache that is too small
 	slack      = 8  // added to a need, for what a sample does not count
 )
 
-// A guest without a sample is expected to take bootGrowth of its maximum beyond what it holds while it boots, and
-// idleGrowth later.
+// Expected growth of a guest without a sample, as a fraction of its maximum: bootGrowth while it boots, idleGrowth
+// later.
 const (
 	booting    = 30 * time.Second
 	bootGrowth = .10

@@ -192,6 +192,11 @@ func (s *Server) checkGuestRights(principal authz.Principal, q *fleet.Request, m
 			return err
 		}
 	}
+	if shares, err := strconv.Atoi(q.Options.Settings["memory.shares"]); err == nil {
+		if err := s.Authorizer.CheckShares(principal, shares, authz.GuestResource(m)); err != nil {
+			return err
+		}
+	}
 	labels := fleet.Labels{}
 	maps.Copy(labels, m.Labels)
 	for name, value := range q.Options.Settings {

@@ -19,6 +19,7 @@ func newTable() rpc.Table {
 	hostcalls.BaselineCalls(remote)
 	hostcalls.CompareCalls(remote)
 	hostcalls.NodeCalls(remote)
+	hostcalls.NodeMemoryCalls(remote)
 	hostcalls.NodeDeviceCalls(remote)
 	storagecalls.PoolCalls(remote)
 	storagecalls.VolumeCalls(remote)

@@ -112,6 +112,22 @@ func isPlaceholderUUID(id uuid.UUID) bool {
 // Memory returns the host's current use of memory.
 func (inv *Inventory) Memory() (kernel.Memory, error) { return inv.root.Memory() }
 
+// PageSharing returns the state of the kernel's merging of equal pages (KSM).
+func (inv *Inventory) PageSharing() (kernel.KSM, error) { return inv.root.KSM() }
+
+// SetPageSharing changes it. Settings that are nil stay.
+func (inv *Inventory) SetPageSharing(s kernel.KSMSettings) error { return inv.root.SetKSM(s) }
+
+// HugePool returns the pool of huge pages of one size, in bytes, in one cell.
+func (inv *Inventory) HugePool(cell int, size uint64) (kernel.HugePool, error) {
+	return inv.root.HugePool(cell, size)
+}
+
+// SetHugePool resizes it, and returns what the kernel gave.
+func (inv *Inventory) SetHugePool(cell int, size, pages uint64) (kernel.HugePool, error) {
+	return inv.root.SetHugePool(cell, size, pages)
+}
+
 // CellMemory returns a cell's current use of memory.
 func (inv *Inventory) CellMemory(cell int) (kernel.Memory, error) {
 	if _, ok := inv.Facts().Topology.Cell(cell); !ok {

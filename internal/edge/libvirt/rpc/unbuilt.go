@@ -59,8 +59,6 @@ var UnbuiltCommands = []UnbuiltCommand{
 	{"virsh domthrottlegroupdel", "use virsh blkdeviotune", "DOMAIN_DEL_THROTTLE_GROUP"},
 	{"virsh nodesuspend", "use systemctl suspend on the host", "NODE_SUSPEND_FOR_DURATION"},
 	{"virsh dompmsuspend", "suspend from within the guest, or use virsh suspend or managedsave", "DOMAIN_PM_SUSPEND_FOR_DURATION"},
-	{"virsh node-memory-tune", "use /sys/kernel/mm/ksm on the host", "NODE_SET_MEMORY_PARAMETERS NODE_GET_MEMORY_PARAMETERS"},
-	{"virsh allocpages", "use /sys/kernel/mm/hugepages on the host", "NODE_ALLOC_PAGES"},
 	{"virsh send-process-signal", "end the process from within the guest", "DOMAIN_SEND_PROCESS_SIGNAL"},
 	{"virsh iothreaddel", "change <iothreads> with virsh edit and start the guest again", "DOMAIN_DEL_IOTHREAD"},
 	{"virsh iothreadset", "leave QEMU's own settings", "DOMAIN_SET_IOTHREAD_PARAMS"},
