@@ -12,7 +12,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 )
 
-// The policies that the report names by itself.
+// Policies with a special part in the report.
 const (
 	subject = "lodge"
 	oracle  = "oracle"

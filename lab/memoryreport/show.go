@@ -10,7 +10,7 @@ import (
 	"github.com/lodge-kvm/lodge/lab/sheet"
 )
 
-// Output names where a report goes, in addition to the terminal. What is empty is left out.
+// Output names where a report goes, in addition to the terminal. Empty names are left out.
 type Output struct {
 	Markdown string // page that gets the tables between its marks
 	SVG      string // directory for the pictures, each as a file
