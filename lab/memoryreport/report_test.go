@@ -178,3 +178,18 @@ func TestHolds_OtherFiles(t *testing.T) {
 		t.Error("a file of something else is taken")
 	}
 }
+
+// The page in docs says what its rows say.
+func TestFigures_PageShowsItsRows(t *testing.T) {
+	s, err := load("../../docs/figures-memory.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../../docs/figures-memory.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(page), s.markdown()) {
+		t.Error("docs/figures-memory.md has other figures: lodge lab report docs/figures-memory.jsonl --markdown docs/figures-memory.md --svg docs/figures/memory")
+	}
+}
