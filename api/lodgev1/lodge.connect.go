@@ -45,6 +45,8 @@ const (
 	LodgeListGuestsProcedure = "/lodge.v1.Lodge/ListGuests"
 	// LodgeStatsProcedure is the fully-qualified name of the Lodge's Stats RPC.
 	LodgeStatsProcedure = "/lodge.v1.Lodge/Stats"
+	// LodgeMemoryProcedure is the fully-qualified name of the Lodge's Memory RPC.
+	LodgeMemoryProcedure = "/lodge.v1.Lodge/Memory"
 	// LodgeActProcedure is the fully-qualified name of the Lodge's Act RPC.
 	LodgeActProcedure = "/lodge.v1.Lodge/Act"
 	// LodgeCancelProcedure is the fully-qualified name of the Lodge's Cancel RPC.
@@ -71,6 +73,9 @@ type LodgeClient interface {
 	ListGuests(context.Context, *ListGuestsRequest) (*ListGuestsResponse, error)
 	// Stats gives the newest sample of each chosen guest that runs.
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
+	// Memory tells how the host's memory is shared among the chosen guests that run:
+	// the last picture of the memory manager. It never waits for a guest.
+	Memory(context.Context, *MemoryRequest) (*MemoryResponse, error)
 	// Act does one thing to all chosen guests. It sends the plan, then a result
 	// for each guest as it ends, then the summary. A client that goes away, or
 	// Cancel, keeps what has not begun from beginning.
@@ -120,6 +125,13 @@ func NewLodgeClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			httpClient,
 			baseURL+LodgeStatsProcedure,
 			connect.WithSchema(lodgeMethods.ByName("Stats")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		memory: connect.NewClient[MemoryRequest, MemoryResponse](
+			httpClient,
+			baseURL+LodgeMemoryProcedure,
+			connect.WithSchema(lodgeMethods.ByName("Memory")),
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
@@ -187,6 +199,7 @@ func NewLodgeClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 type lodgeClient struct {
 	listGuests  *connect.Client[ListGuestsRequest, ListGuestsResponse]
 	stats       *connect.Client[StatsRequest, StatsResponse]
+	memory      *connect.Client[MemoryRequest, MemoryResponse]
 	act         *connect.Client[ActRequest, Step]
 	cancel      *connect.Client[CancelRequest, CancelResponse]
 	listTiles   *connect.Client[ListTilesRequest, ListTilesResponse]
@@ -210,6 +223,15 @@ func (c *lodgeClient) ListGuests(ctx context.Context, req *ListGuestsRequest) (*
 // Stats calls lodge.v1.Lodge.Stats.
 func (c *lodgeClient) Stats(ctx context.Context, req *StatsRequest) (*StatsResponse, error) {
 	response, err := c.stats.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Memory calls lodge.v1.Lodge.Memory.
+func (c *lodgeClient) Memory(ctx context.Context, req *MemoryRequest) (*MemoryResponse, error) {
+	response, err := c.memory.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -283,6 +305,9 @@ type LodgeHandler interface {
 	ListGuests(context.Context, *ListGuestsRequest) (*ListGuestsResponse, error)
 	// Stats gives the newest sample of each chosen guest that runs.
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
+	// Memory tells how the host's memory is shared among the chosen guests that run:
+	// the last picture of the memory manager. It never waits for a guest.
+	Memory(context.Context, *MemoryRequest) (*MemoryResponse, error)
 	// Act does one thing to all chosen guests. It sends the plan, then a result
 	// for each guest as it ends, then the summary. A client that goes away, or
 	// Cancel, keeps what has not begun from beginning.
@@ -328,6 +353,13 @@ func NewLodgeHandler(svc LodgeHandler, opts ...connect.HandlerOption) (string, h
 		LodgeStatsProcedure,
 		svc.Stats,
 		connect.WithSchema(lodgeMethods.ByName("Stats")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	lodgeMemoryHandler := connect.NewUnaryHandlerSimple(
+		LodgeMemoryProcedure,
+		svc.Memory,
+		connect.WithSchema(lodgeMethods.ByName("Memory")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
@@ -394,6 +426,8 @@ func NewLodgeHandler(svc LodgeHandler, opts ...connect.HandlerOption) (string, h
 			lodgeListGuestsHandler.ServeHTTP(w, r)
 		case LodgeStatsProcedure:
 			lodgeStatsHandler.ServeHTTP(w, r)
+		case LodgeMemoryProcedure:
+			lodgeMemoryHandler.ServeHTTP(w, r)
 		case LodgeActProcedure:
 			lodgeActHandler.ServeHTTP(w, r)
 		case LodgeCancelProcedure:
@@ -427,6 +461,10 @@ func (UnimplementedLodgeHandler) ListGuests(context.Context, *ListGuestsRequest)
 
 func (UnimplementedLodgeHandler) Stats(context.Context, *StatsRequest) (*StatsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("lodge.v1.Lodge.Stats is not implemented"))
+}
+
+func (UnimplementedLodgeHandler) Memory(context.Context, *MemoryRequest) (*MemoryResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("lodge.v1.Lodge.Memory is not implemented"))
 }
 
 func (UnimplementedLodgeHandler) Act(context.Context, *ActRequest, *connect.ServerStream[Step]) error {

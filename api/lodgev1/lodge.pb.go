@@ -1158,6 +1158,386 @@ func (x *GuestStats) GetVcpus() uint32 {
 	return 0
 }
 
+type MemoryRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Select        []string               `protobuf:"bytes,1,rep,name=select,proto3" json:"select,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryRequest) Reset() {
+	*x = MemoryRequest{}
+	mi := &file_lodge_v1_lodge_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryRequest) ProtoMessage() {}
+
+func (x *MemoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_lodge_v1_lodge_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryRequest.ProtoReflect.Descriptor instead.
+func (*MemoryRequest) Descriptor() ([]byte, []int) {
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *MemoryRequest) GetSelect() []string {
+	if x != nil {
+		return x.Select
+	}
+	return nil
+}
+
+type MemoryResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mode          string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`     // off, advise (decides and moves nothing) or act
+	At            *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`         // when the manager last looked; absent: not yet, or its mode is off
+	Host          *HostMemory            `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`     // absent while at is
+	Guests        []*MemoryDecision      `protobuf:"bytes,4,rep,name=guests,proto3" json:"guests,omitempty"` // by name; only guests that the manager saw
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryResponse) Reset() {
+	*x = MemoryResponse{}
+	mi := &file_lodge_v1_lodge_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryResponse) ProtoMessage() {}
+
+func (x *MemoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_lodge_v1_lodge_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryResponse.ProtoReflect.Descriptor instead.
+func (*MemoryResponse) Descriptor() ([]byte, []int) {
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *MemoryResponse) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *MemoryResponse) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *MemoryResponse) GetHost() *HostMemory {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *MemoryResponse) GetGuests() []*MemoryDecision {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+type HostMemory struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Total  uint64                 `protobuf:"varint,1,opt,name=total,proto3" json:"total,omitempty"`   // of the host, or less where --guest-memory bounds the guests
+	Others uint64                 `protobuf:"varint,2,opt,name=others,proto3" json:"others,omitempty"` // held by everything but the guests
+	Shared uint64                 `protobuf:"varint,3,opt,name=shared,proto3" json:"shared,omitempty"` // saved by page sharing
+	Budget uint64                 `protobuf:"varint,4,opt,name=budget,proto3" json:"budget,omitempty"` // for all guests together; untouched memory counts a tenth of it
+	// Sums over all guests that the client may see, also those that were not chosen.
+	Resident      uint64 `protobuf:"varint,5,opt,name=resident,proto3" json:"resident,omitempty"`
+	Targets       uint64 `protobuf:"varint,6,opt,name=targets,proto3" json:"targets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostMemory) Reset() {
+	*x = HostMemory{}
+	mi := &file_lodge_v1_lodge_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostMemory) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostMemory) ProtoMessage() {}
+
+func (x *HostMemory) ProtoReflect() protoreflect.Message {
+	mi := &file_lodge_v1_lodge_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostMemory.ProtoReflect.Descriptor instead.
+func (*HostMemory) Descriptor() ([]byte, []int) {
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *HostMemory) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *HostMemory) GetOthers() uint64 {
+	if x != nil {
+		return x.Others
+	}
+	return 0
+}
+
+func (x *HostMemory) GetShared() uint64 {
+	if x != nil {
+		return x.Shared
+	}
+	return 0
+}
+
+func (x *HostMemory) GetBudget() uint64 {
+	if x != nil {
+		return x.Budget
+	}
+	return 0
+}
+
+func (x *HostMemory) GetResident() uint64 {
+	if x != nil {
+		return x.Resident
+	}
+	return 0
+}
+
+func (x *HostMemory) GetTargets() uint64 {
+	if x != nil {
+		return x.Targets
+	}
+	return 0
+}
+
+// MemoryDecision is what the manager last decided about a guest, and why.
+type MemoryDecision struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Name     string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Uuid     string                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Max      uint64                 `protobuf:"varint,3,opt,name=max,proto3" json:"max,omitempty"`           // that the guest was started with
+	Asked    uint64                 `protobuf:"varint,4,opt,name=asked,proto3" json:"asked,omitempty"`       // that its user last asked for; the target is never lower
+	Has      uint64                 `protobuf:"varint,5,opt,name=has,proto3" json:"has,omitempty"`           // that the balloon leaves it now
+	Resident uint64                 `protobuf:"varint,6,opt,name=resident,proto3" json:"resident,omitempty"` // host memory that it holds
+	Target   uint64                 `protobuf:"varint,7,opt,name=target,proto3" json:"target,omitempty"`     // that it should have; in mode advise nothing moves there
+	Reason   string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`      // why the target is what it is
+	Apart    string                 `protobuf:"bytes,9,opt,name=apart,proto3" json:"apart,omitempty"`        // why its balloon must not be moved; empty: it may be
+	// The parts of the target, in the order in which they are given out. All are 0
+	// while the balloon is left alone. A target may be below their sum, or above it.
+	Need          uint64                 `protobuf:"varint,10,opt,name=need,proto3" json:"need,omitempty"`     // what its programs hold
+	Margin        uint64                 `protobuf:"varint,11,opt,name=margin,proto3" json:"margin,omitempty"` // for growth
+	Cache         uint64                 `protobuf:"varint,12,opt,name=cache,proto3" json:"cache,omitempty"`   // page cache that saves it from reading again
+	Spare         uint64                 `protobuf:"varint,13,opt,name=spare,proto3" json:"spare,omitempty"`
+	Sampled       *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=sampled,proto3" json:"sampled,omitempty"`                      // when it last reported statistics; absent: never
+	SampleAge     *durationpb.Duration   `protobuf:"bytes,15,opt,name=sample_age,json=sampleAge,proto3" json:"sample_age,omitempty"` // when this answer was made
+	Moved         *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=moved,proto3" json:"moved,omitempty"`                          // when its target last changed; absent: never
+	MovedAge      *durationpb.Duration   `protobuf:"bytes,17,opt,name=moved_age,json=movedAge,proto3" json:"moved_age,omitempty"`    // when this answer was made
+	Failure       string                 `protobuf:"bytes,18,opt,name=failure,proto3" json:"failure,omitempty"`                      // why the last move failed; empty: it did not
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryDecision) Reset() {
+	*x = MemoryDecision{}
+	mi := &file_lodge_v1_lodge_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryDecision) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryDecision) ProtoMessage() {}
+
+func (x *MemoryDecision) ProtoReflect() protoreflect.Message {
+	mi := &file_lodge_v1_lodge_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryDecision.ProtoReflect.Descriptor instead.
+func (*MemoryDecision) Descriptor() ([]byte, []int) {
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *MemoryDecision) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MemoryDecision) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *MemoryDecision) GetMax() uint64 {
+	if x != nil {
+		return x.Max
+	}
+	return 0
+}
+
+func (x *MemoryDecision) GetAsked() uint64 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+func (x *MemoryDecision) GetHas() uint64 {
+	if x != nil {
+		return x.Has
+	}
+	return 0
+}
+
+func (x *MemoryDecision) GetResident() uint64 {
+	if x != nil {
+		return x.Resident
+	}
+	return 0
+}
+
+func (x *MemoryDecision) GetTarget() uint64 {
+	if x != nil {
+		return x.Target
+	}
+	return 0
+}
+
+func (x *MemoryDecision) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *MemoryDecision) GetApart() string {
+	if x != nil {
+		return x.Apart
+	}
+	return ""
+}
+
+func (x *MemoryDecision) GetNeed() uint64 {
+	if x != nil {
+		return x.Need
+	}
+	return 0
+}
+
+func (x *MemoryDecision) GetMargin() uint64 {
+	if x != nil {
+		return x.Margin
+	}
+	return 0
+}
+
+func (x *MemoryDecision) GetCache() uint64 {
+	if x != nil {
+		return x.Cache
+	}
+	return 0
+}
+
+func (x *MemoryDecision) GetSpare() uint64 {
+	if x != nil {
+		return x.Spare
+	}
+	return 0
+}
+
+func (x *MemoryDecision) GetSampled() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Sampled
+	}
+	return nil
+}
+
+func (x *MemoryDecision) GetSampleAge() *durationpb.Duration {
+	if x != nil {
+		return x.SampleAge
+	}
+	return nil
+}
+
+func (x *MemoryDecision) GetMoved() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Moved
+	}
+	return nil
+}
+
+func (x *MemoryDecision) GetMovedAge() *durationpb.Duration {
+	if x != nil {
+		return x.MovedAge
+	}
+	return nil
+}
+
+func (x *MemoryDecision) GetFailure() string {
+	if x != nil {
+		return x.Failure
+	}
+	return ""
+}
+
 type ActRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Verb          string                 `protobuf:"bytes,1,opt,name=verb,proto3" json:"verb,omitempty"`                                           // start, shutdown, destroy, suspend, resume, save, restore, reboot, reset, define, undefine, set
@@ -1174,7 +1554,7 @@ type ActRequest struct {
 
 func (x *ActRequest) Reset() {
 	*x = ActRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[12]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1186,7 +1566,7 @@ func (x *ActRequest) String() string {
 func (*ActRequest) ProtoMessage() {}
 
 func (x *ActRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[12]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +1579,7 @@ func (x *ActRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActRequest.ProtoReflect.Descriptor instead.
 func (*ActRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{12}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ActRequest) GetVerb() string {
@@ -1281,7 +1661,7 @@ type Options struct {
 
 func (x *Options) Reset() {
 	*x = Options{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[13]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1673,7 @@ func (x *Options) String() string {
 func (*Options) ProtoMessage() {}
 
 func (x *Options) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[13]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1686,7 @@ func (x *Options) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Options.ProtoReflect.Descriptor instead.
 func (*Options) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{13}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Options) GetPaused() bool {
@@ -1408,7 +1788,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[14]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1800,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[14]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1813,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{14}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Step) GetStep() isStep_Step {
@@ -1504,7 +1884,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[15]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1896,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[15]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1909,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{15}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Plan) GetRun() string {
@@ -1576,7 +1956,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[16]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1968,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[16]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1981,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{16}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Result) GetName() string {
@@ -1676,7 +2056,7 @@ type Summary struct {
 
 func (x *Summary) Reset() {
 	*x = Summary{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[17]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1688,7 +2068,7 @@ func (x *Summary) String() string {
 func (*Summary) ProtoMessage() {}
 
 func (x *Summary) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[17]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1701,7 +2081,7 @@ func (x *Summary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Summary.ProtoReflect.Descriptor instead.
 func (*Summary) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{17}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Summary) GetDone() uint32 {
@@ -1762,7 +2142,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[18]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +2154,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[18]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +2167,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{18}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CancelRequest) GetRun() string {
@@ -1805,7 +2185,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[19]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1817,7 +2197,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[19]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1830,7 +2210,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{19}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{23}
 }
 
 type ListTilesRequest struct {
@@ -1841,7 +2221,7 @@ type ListTilesRequest struct {
 
 func (x *ListTilesRequest) Reset() {
 	*x = ListTilesRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[20]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +2233,7 @@ func (x *ListTilesRequest) String() string {
 func (*ListTilesRequest) ProtoMessage() {}
 
 func (x *ListTilesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[20]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +2246,7 @@ func (x *ListTilesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTilesRequest.ProtoReflect.Descriptor instead.
 func (*ListTilesRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{20}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{24}
 }
 
 type ListTilesResponse struct {
@@ -1878,7 +2258,7 @@ type ListTilesResponse struct {
 
 func (x *ListTilesResponse) Reset() {
 	*x = ListTilesResponse{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[21]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1890,7 +2270,7 @@ func (x *ListTilesResponse) String() string {
 func (*ListTilesResponse) ProtoMessage() {}
 
 func (x *ListTilesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[21]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1903,7 +2283,7 @@ func (x *ListTilesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTilesResponse.ProtoReflect.Descriptor instead.
 func (*ListTilesResponse) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{21}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListTilesResponse) GetTiles() []*Tile {
@@ -1926,7 +2306,7 @@ type Tile struct {
 
 func (x *Tile) Reset() {
 	*x = Tile{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[22]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +2318,7 @@ func (x *Tile) String() string {
 func (*Tile) ProtoMessage() {}
 
 func (x *Tile) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[22]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +2331,7 @@ func (x *Tile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tile.ProtoReflect.Descriptor instead.
 func (*Tile) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{22}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Tile) GetSet() string {
@@ -2002,7 +2382,7 @@ type CreateTilesRequest struct {
 
 func (x *CreateTilesRequest) Reset() {
 	*x = CreateTilesRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[23]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2014,7 +2394,7 @@ func (x *CreateTilesRequest) String() string {
 func (*CreateTilesRequest) ProtoMessage() {}
 
 func (x *CreateTilesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[23]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2027,7 +2407,7 @@ func (x *CreateTilesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTilesRequest.ProtoReflect.Descriptor instead.
 func (*CreateTilesRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{23}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateTilesRequest) GetTemplate() string {
@@ -2075,7 +2455,7 @@ type RemoveTilesRequest struct {
 
 func (x *RemoveTilesRequest) Reset() {
 	*x = RemoveTilesRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[24]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2087,7 +2467,7 @@ func (x *RemoveTilesRequest) String() string {
 func (*RemoveTilesRequest) ProtoMessage() {}
 
 func (x *RemoveTilesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[24]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2100,7 +2480,7 @@ func (x *RemoveTilesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveTilesRequest.ProtoReflect.Descriptor instead.
 func (*RemoveTilesRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{24}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RemoveTilesRequest) GetTiles() string {
@@ -2134,7 +2514,7 @@ type CloneGuestsRequest struct {
 
 func (x *CloneGuestsRequest) Reset() {
 	*x = CloneGuestsRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[25]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2526,7 @@ func (x *CloneGuestsRequest) String() string {
 func (*CloneGuestsRequest) ProtoMessage() {}
 
 func (x *CloneGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[25]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2539,7 @@ func (x *CloneGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneGuestsRequest.ProtoReflect.Descriptor instead.
 func (*CloneGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{25}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CloneGuestsRequest) GetSource() string {
@@ -2223,7 +2603,7 @@ type Seed struct {
 
 func (x *Seed) Reset() {
 	*x = Seed{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[26]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2235,7 +2615,7 @@ func (x *Seed) String() string {
 func (*Seed) ProtoMessage() {}
 
 func (x *Seed) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[26]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2248,7 +2628,7 @@ func (x *Seed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Seed.ProtoReflect.Descriptor instead.
 func (*Seed) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{26}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Seed) GetUserData() string {
@@ -2277,7 +2657,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[27]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2669,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[27]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2682,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{27}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchRequest) GetSelect() []string {
@@ -2330,7 +2710,7 @@ type Cursor struct {
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[28]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2342,7 +2722,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[28]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2355,7 +2735,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{28}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Cursor) GetLife() string {
@@ -2386,7 +2766,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[29]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2398,7 +2778,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[29]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2411,7 +2791,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{29}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchResponse) GetWhat() isWatchResponse_What {
@@ -2487,7 +2867,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[30]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2499,7 +2879,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[30]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2512,7 +2892,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{30}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2581,7 +2961,7 @@ type Gap struct {
 
 func (x *Gap) Reset() {
 	*x = Gap{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[31]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2593,7 +2973,7 @@ func (x *Gap) String() string {
 func (*Gap) ProtoMessage() {}
 
 func (x *Gap) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[31]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2606,7 +2986,7 @@ func (x *Gap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gap.ProtoReflect.Descriptor instead.
 func (*Gap) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{31}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Gap) GetLost() uint64 {
@@ -2624,7 +3004,7 @@ type StartQueueRequest struct {
 
 func (x *StartQueueRequest) Reset() {
 	*x = StartQueueRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[32]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2636,7 +3016,7 @@ func (x *StartQueueRequest) String() string {
 func (*StartQueueRequest) ProtoMessage() {}
 
 func (x *StartQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[32]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2649,7 +3029,7 @@ func (x *StartQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartQueueRequest.ProtoReflect.Descriptor instead.
 func (*StartQueueRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{32}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{36}
 }
 
 type StartQueueResponse struct {
@@ -2668,7 +3048,7 @@ type StartQueueResponse struct {
 
 func (x *StartQueueResponse) Reset() {
 	*x = StartQueueResponse{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[33]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +3060,7 @@ func (x *StartQueueResponse) String() string {
 func (*StartQueueResponse) ProtoMessage() {}
 
 func (x *StartQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[33]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +3073,7 @@ func (x *StartQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartQueueResponse.ProtoReflect.Descriptor instead.
 func (*StartQueueResponse) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{33}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StartQueueResponse) GetWaiting() []*Waiting {
@@ -2771,7 +3151,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +3163,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[34]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +3176,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{34}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Operation) GetId() string {
@@ -2881,7 +3261,7 @@ type Waiting struct {
 
 func (x *Waiting) Reset() {
 	*x = Waiting{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +3273,7 @@ func (x *Waiting) String() string {
 func (*Waiting) ProtoMessage() {}
 
 func (x *Waiting) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[35]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +3286,7 @@ func (x *Waiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
 func (*Waiting) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{35}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Waiting) GetName() string {
@@ -2946,7 +3326,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[36]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +3338,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[36]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +3351,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{36}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StatusRequest) GetCollect() bool {
@@ -3007,7 +3387,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3019,7 +3399,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[37]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3032,7 +3412,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{37}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -3173,7 +3553,7 @@ type Isolation struct {
 
 func (x *Isolation) Reset() {
 	*x = Isolation{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[38]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3185,7 +3565,7 @@ func (x *Isolation) String() string {
 func (*Isolation) ProtoMessage() {}
 
 func (x *Isolation) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[38]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3198,7 +3578,7 @@ func (x *Isolation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Isolation.ProtoReflect.Descriptor instead.
 func (*Isolation) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{38}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Isolation) GetOn() bool {
@@ -3235,7 +3615,7 @@ type PreparedGuest struct {
 
 func (x *PreparedGuest) Reset() {
 	*x = PreparedGuest{}
-	mi := &file_lodge_v1_lodge_proto_msgTypes[39]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3247,7 +3627,7 @@ func (x *PreparedGuest) String() string {
 func (*PreparedGuest) ProtoMessage() {}
 
 func (x *PreparedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_lodge_v1_lodge_proto_msgTypes[39]
+	mi := &file_lodge_v1_lodge_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3260,7 +3640,7 @@ func (x *PreparedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedGuest.ProtoReflect.Descriptor instead.
 func (*PreparedGuest) Descriptor() ([]byte, []int) {
-	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{39}
+	return file_lodge_v1_lodge_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PreparedGuest) GetName() string {
@@ -3425,7 +3805,43 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x05vcpus\x18\t \x01(\rR\x05vcpus\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x95\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"'\n" +
+	"\rMemoryRequest\x12\x16\n" +
+	"\x06select\x18\x01 \x03(\tR\x06select\"\xac\x01\n" +
+	"\x0eMemoryResponse\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12*\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12(\n" +
+	"\x04host\x18\x03 \x01(\v2\x14.lodge.v1.HostMemoryR\x04host\x120\n" +
+	"\x06guests\x18\x04 \x03(\v2\x18.lodge.v1.MemoryDecisionR\x06guests\"\xa0\x01\n" +
+	"\n" +
+	"HostMemory\x12\x14\n" +
+	"\x05total\x18\x01 \x01(\x04R\x05total\x12\x16\n" +
+	"\x06others\x18\x02 \x01(\x04R\x06others\x12\x16\n" +
+	"\x06shared\x18\x03 \x01(\x04R\x06shared\x12\x16\n" +
+	"\x06budget\x18\x04 \x01(\x04R\x06budget\x12\x1a\n" +
+	"\bresident\x18\x05 \x01(\x04R\bresident\x12\x18\n" +
+	"\atargets\x18\x06 \x01(\x04R\atargets\"\xa0\x04\n" +
+	"\x0eMemoryDecision\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x10\n" +
+	"\x03max\x18\x03 \x01(\x04R\x03max\x12\x14\n" +
+	"\x05asked\x18\x04 \x01(\x04R\x05asked\x12\x10\n" +
+	"\x03has\x18\x05 \x01(\x04R\x03has\x12\x1a\n" +
+	"\bresident\x18\x06 \x01(\x04R\bresident\x12\x16\n" +
+	"\x06target\x18\a \x01(\x04R\x06target\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\x12\x14\n" +
+	"\x05apart\x18\t \x01(\tR\x05apart\x12\x12\n" +
+	"\x04need\x18\n" +
+	" \x01(\x04R\x04need\x12\x16\n" +
+	"\x06margin\x18\v \x01(\x04R\x06margin\x12\x14\n" +
+	"\x05cache\x18\f \x01(\x04R\x05cache\x12\x14\n" +
+	"\x05spare\x18\r \x01(\x04R\x05spare\x124\n" +
+	"\asampled\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\asampled\x128\n" +
+	"\n" +
+	"sample_age\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\tsampleAge\x120\n" +
+	"\x05moved\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x05moved\x126\n" +
+	"\tmoved_age\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\bmovedAge\x12\x18\n" +
+	"\afailure\x18\x12 \x01(\tR\afailure\"\x95\x02\n" +
 	"\n" +
 	"ActRequest\x12\x12\n" +
 	"\x04verb\x18\x01 \x01(\tR\x04verb\x12\x16\n" +
@@ -3602,11 +4018,12 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\x05R\x03pid\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
-	"\x06memory\x18\x05 \x01(\x04R\x06memory2\xd4\x05\n" +
+	"\x06memory\x18\x05 \x01(\x04R\x06memory2\x96\x06\n" +
 	"\x05Lodge\x12L\n" +
 	"\n" +
 	"ListGuests\x12\x1b.lodge.v1.ListGuestsRequest\x1a\x1c.lodge.v1.ListGuestsResponse\"\x03\x90\x02\x01\x12=\n" +
-	"\x05Stats\x12\x16.lodge.v1.StatsRequest\x1a\x17.lodge.v1.StatsResponse\"\x03\x90\x02\x01\x12-\n" +
+	"\x05Stats\x12\x16.lodge.v1.StatsRequest\x1a\x17.lodge.v1.StatsResponse\"\x03\x90\x02\x01\x12@\n" +
+	"\x06Memory\x12\x17.lodge.v1.MemoryRequest\x1a\x18.lodge.v1.MemoryResponse\"\x03\x90\x02\x01\x12-\n" +
 	"\x03Act\x12\x14.lodge.v1.ActRequest\x1a\x0e.lodge.v1.Step0\x01\x12;\n" +
 	"\x06Cancel\x12\x17.lodge.v1.CancelRequest\x1a\x18.lodge.v1.CancelResponse\x12I\n" +
 	"\tListTiles\x12\x1a.lodge.v1.ListTilesRequest\x1a\x1b.lodge.v1.ListTilesResponse\"\x03\x90\x02\x01\x12=\n" +
@@ -3630,7 +4047,7 @@ func file_lodge_v1_lodge_proto_rawDescGZIP() []byte {
 	return file_lodge_v1_lodge_proto_rawDescData
 }
 
-var file_lodge_v1_lodge_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_lodge_v1_lodge_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_lodge_v1_lodge_proto_goTypes = []any{
 	(*Fault)(nil),                 // 0: lodge.v1.Fault
 	(*ListGuestsRequest)(nil),     // 1: lodge.v1.ListGuestsRequest
@@ -3644,125 +4061,138 @@ var file_lodge_v1_lodge_proto_goTypes = []any{
 	(*StatsRequest)(nil),          // 9: lodge.v1.StatsRequest
 	(*StatsResponse)(nil),         // 10: lodge.v1.StatsResponse
 	(*GuestStats)(nil),            // 11: lodge.v1.GuestStats
-	(*ActRequest)(nil),            // 12: lodge.v1.ActRequest
-	(*Options)(nil),               // 13: lodge.v1.Options
-	(*Step)(nil),                  // 14: lodge.v1.Step
-	(*Plan)(nil),                  // 15: lodge.v1.Plan
-	(*Result)(nil),                // 16: lodge.v1.Result
-	(*Summary)(nil),               // 17: lodge.v1.Summary
-	(*CancelRequest)(nil),         // 18: lodge.v1.CancelRequest
-	(*CancelResponse)(nil),        // 19: lodge.v1.CancelResponse
-	(*ListTilesRequest)(nil),      // 20: lodge.v1.ListTilesRequest
-	(*ListTilesResponse)(nil),     // 21: lodge.v1.ListTilesResponse
-	(*Tile)(nil),                  // 22: lodge.v1.Tile
-	(*CreateTilesRequest)(nil),    // 23: lodge.v1.CreateTilesRequest
-	(*RemoveTilesRequest)(nil),    // 24: lodge.v1.RemoveTilesRequest
-	(*CloneGuestsRequest)(nil),    // 25: lodge.v1.CloneGuestsRequest
-	(*Seed)(nil),                  // 26: lodge.v1.Seed
-	(*WatchRequest)(nil),          // 27: lodge.v1.WatchRequest
-	(*Cursor)(nil),                // 28: lodge.v1.Cursor
-	(*WatchResponse)(nil),         // 29: lodge.v1.WatchResponse
-	(*Event)(nil),                 // 30: lodge.v1.Event
-	(*Gap)(nil),                   // 31: lodge.v1.Gap
-	(*StartQueueRequest)(nil),     // 32: lodge.v1.StartQueueRequest
-	(*StartQueueResponse)(nil),    // 33: lodge.v1.StartQueueResponse
-	(*Operation)(nil),             // 34: lodge.v1.Operation
-	(*Waiting)(nil),               // 35: lodge.v1.Waiting
-	(*StatusRequest)(nil),         // 36: lodge.v1.StatusRequest
-	(*StatusResponse)(nil),        // 37: lodge.v1.StatusResponse
-	(*Isolation)(nil),             // 38: lodge.v1.Isolation
-	(*PreparedGuest)(nil),         // 39: lodge.v1.PreparedGuest
-	nil,                           // 40: lodge.v1.Guest.LabelsEntry
-	nil,                           // 41: lodge.v1.Sample.GuestMemoryEntry
-	nil,                           // 42: lodge.v1.GuestStats.LabelsEntry
-	nil,                           // 43: lodge.v1.Options.SettingsEntry
-	nil,                           // 44: lodge.v1.Event.FieldsEntry
-	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
+	(*MemoryRequest)(nil),         // 12: lodge.v1.MemoryRequest
+	(*MemoryResponse)(nil),        // 13: lodge.v1.MemoryResponse
+	(*HostMemory)(nil),            // 14: lodge.v1.HostMemory
+	(*MemoryDecision)(nil),        // 15: lodge.v1.MemoryDecision
+	(*ActRequest)(nil),            // 16: lodge.v1.ActRequest
+	(*Options)(nil),               // 17: lodge.v1.Options
+	(*Step)(nil),                  // 18: lodge.v1.Step
+	(*Plan)(nil),                  // 19: lodge.v1.Plan
+	(*Result)(nil),                // 20: lodge.v1.Result
+	(*Summary)(nil),               // 21: lodge.v1.Summary
+	(*CancelRequest)(nil),         // 22: lodge.v1.CancelRequest
+	(*CancelResponse)(nil),        // 23: lodge.v1.CancelResponse
+	(*ListTilesRequest)(nil),      // 24: lodge.v1.ListTilesRequest
+	(*ListTilesResponse)(nil),     // 25: lodge.v1.ListTilesResponse
+	(*Tile)(nil),                  // 26: lodge.v1.Tile
+	(*CreateTilesRequest)(nil),    // 27: lodge.v1.CreateTilesRequest
+	(*RemoveTilesRequest)(nil),    // 28: lodge.v1.RemoveTilesRequest
+	(*CloneGuestsRequest)(nil),    // 29: lodge.v1.CloneGuestsRequest
+	(*Seed)(nil),                  // 30: lodge.v1.Seed
+	(*WatchRequest)(nil),          // 31: lodge.v1.WatchRequest
+	(*Cursor)(nil),                // 32: lodge.v1.Cursor
+	(*WatchResponse)(nil),         // 33: lodge.v1.WatchResponse
+	(*Event)(nil),                 // 34: lodge.v1.Event
+	(*Gap)(nil),                   // 35: lodge.v1.Gap
+	(*StartQueueRequest)(nil),     // 36: lodge.v1.StartQueueRequest
+	(*StartQueueResponse)(nil),    // 37: lodge.v1.StartQueueResponse
+	(*Operation)(nil),             // 38: lodge.v1.Operation
+	(*Waiting)(nil),               // 39: lodge.v1.Waiting
+	(*StatusRequest)(nil),         // 40: lodge.v1.StatusRequest
+	(*StatusResponse)(nil),        // 41: lodge.v1.StatusResponse
+	(*Isolation)(nil),             // 42: lodge.v1.Isolation
+	(*PreparedGuest)(nil),         // 43: lodge.v1.PreparedGuest
+	nil,                           // 44: lodge.v1.Guest.LabelsEntry
+	nil,                           // 45: lodge.v1.Sample.GuestMemoryEntry
+	nil,                           // 46: lodge.v1.GuestStats.LabelsEntry
+	nil,                           // 47: lodge.v1.Options.SettingsEntry
+	nil,                           // 48: lodge.v1.Event.FieldsEntry
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 50: google.protobuf.Duration
 }
 var file_lodge_v1_lodge_proto_depIdxs = []int32{
 	3,  // 0: lodge.v1.ListGuestsResponse.guests:type_name -> lodge.v1.Guest
-	45, // 1: lodge.v1.Guest.since:type_name -> google.protobuf.Timestamp
-	40, // 2: lodge.v1.Guest.labels:type_name -> lodge.v1.Guest.LabelsEntry
+	49, // 1: lodge.v1.Guest.since:type_name -> google.protobuf.Timestamp
+	44, // 2: lodge.v1.Guest.labels:type_name -> lodge.v1.Guest.LabelsEntry
 	5,  // 3: lodge.v1.Guest.sample:type_name -> lodge.v1.Sample
 	4,  // 4: lodge.v1.Guest.wait:type_name -> lodge.v1.Wait
-	45, // 5: lodge.v1.Wait.since:type_name -> google.protobuf.Timestamp
-	45, // 6: lodge.v1.Sample.at:type_name -> google.protobuf.Timestamp
-	46, // 7: lodge.v1.Sample.age:type_name -> google.protobuf.Duration
-	46, // 8: lodge.v1.Sample.cpu:type_name -> google.protobuf.Duration
-	46, // 9: lodge.v1.Sample.cpu_user:type_name -> google.protobuf.Duration
-	46, // 10: lodge.v1.Sample.cpu_system:type_name -> google.protobuf.Duration
+	49, // 5: lodge.v1.Wait.since:type_name -> google.protobuf.Timestamp
+	49, // 6: lodge.v1.Sample.at:type_name -> google.protobuf.Timestamp
+	50, // 7: lodge.v1.Sample.age:type_name -> google.protobuf.Duration
+	50, // 8: lodge.v1.Sample.cpu:type_name -> google.protobuf.Duration
+	50, // 9: lodge.v1.Sample.cpu_user:type_name -> google.protobuf.Duration
+	50, // 10: lodge.v1.Sample.cpu_system:type_name -> google.protobuf.Duration
 	6,  // 11: lodge.v1.Sample.disks:type_name -> lodge.v1.Disk
 	7,  // 12: lodge.v1.Sample.interfaces:type_name -> lodge.v1.Interface
 	8,  // 13: lodge.v1.Sample.vcpus:type_name -> lodge.v1.VCPU
-	41, // 14: lodge.v1.Sample.guest_memory:type_name -> lodge.v1.Sample.GuestMemoryEntry
-	46, // 15: lodge.v1.Disk.read_time:type_name -> google.protobuf.Duration
-	46, // 16: lodge.v1.Disk.write_time:type_name -> google.protobuf.Duration
-	46, // 17: lodge.v1.Disk.flush_time:type_name -> google.protobuf.Duration
-	46, // 18: lodge.v1.VCPU.time:type_name -> google.protobuf.Duration
-	46, // 19: lodge.v1.VCPU.waiting:type_name -> google.protobuf.Duration
-	46, // 20: lodge.v1.StatsRequest.fresh_within:type_name -> google.protobuf.Duration
+	45, // 14: lodge.v1.Sample.guest_memory:type_name -> lodge.v1.Sample.GuestMemoryEntry
+	50, // 15: lodge.v1.Disk.read_time:type_name -> google.protobuf.Duration
+	50, // 16: lodge.v1.Disk.write_time:type_name -> google.protobuf.Duration
+	50, // 17: lodge.v1.Disk.flush_time:type_name -> google.protobuf.Duration
+	50, // 18: lodge.v1.VCPU.time:type_name -> google.protobuf.Duration
+	50, // 19: lodge.v1.VCPU.waiting:type_name -> google.protobuf.Duration
+	50, // 20: lodge.v1.StatsRequest.fresh_within:type_name -> google.protobuf.Duration
 	11, // 21: lodge.v1.StatsResponse.guests:type_name -> lodge.v1.GuestStats
 	5,  // 22: lodge.v1.GuestStats.sample:type_name -> lodge.v1.Sample
-	42, // 23: lodge.v1.GuestStats.labels:type_name -> lodge.v1.GuestStats.LabelsEntry
-	46, // 24: lodge.v1.ActRequest.timeout:type_name -> google.protobuf.Duration
-	13, // 25: lodge.v1.ActRequest.options:type_name -> lodge.v1.Options
-	46, // 26: lodge.v1.Options.grace:type_name -> google.protobuf.Duration
-	43, // 27: lodge.v1.Options.settings:type_name -> lodge.v1.Options.SettingsEntry
-	15, // 28: lodge.v1.Step.plan:type_name -> lodge.v1.Plan
-	16, // 29: lodge.v1.Step.result:type_name -> lodge.v1.Result
-	17, // 30: lodge.v1.Step.summary:type_name -> lodge.v1.Summary
-	0,  // 31: lodge.v1.Result.fault:type_name -> lodge.v1.Fault
-	46, // 32: lodge.v1.Result.queued:type_name -> google.protobuf.Duration
-	46, // 33: lodge.v1.Result.took:type_name -> google.protobuf.Duration
-	46, // 34: lodge.v1.Summary.took:type_name -> google.protobuf.Duration
-	22, // 35: lodge.v1.ListTilesResponse.tiles:type_name -> lodge.v1.Tile
-	26, // 36: lodge.v1.CloneGuestsRequest.seed:type_name -> lodge.v1.Seed
-	28, // 37: lodge.v1.WatchRequest.after:type_name -> lodge.v1.Cursor
-	28, // 38: lodge.v1.WatchResponse.begin:type_name -> lodge.v1.Cursor
-	30, // 39: lodge.v1.WatchResponse.event:type_name -> lodge.v1.Event
-	31, // 40: lodge.v1.WatchResponse.gap:type_name -> lodge.v1.Gap
-	45, // 41: lodge.v1.Event.time:type_name -> google.protobuf.Timestamp
-	44, // 42: lodge.v1.Event.fields:type_name -> lodge.v1.Event.FieldsEntry
-	35, // 43: lodge.v1.StartQueueResponse.waiting:type_name -> lodge.v1.Waiting
-	34, // 44: lodge.v1.StartQueueResponse.operations:type_name -> lodge.v1.Operation
-	45, // 45: lodge.v1.Operation.began:type_name -> google.protobuf.Timestamp
-	45, // 46: lodge.v1.Operation.since:type_name -> google.protobuf.Timestamp
-	45, // 47: lodge.v1.Waiting.since:type_name -> google.protobuf.Timestamp
-	45, // 48: lodge.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	46, // 49: lodge.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	46, // 50: lodge.v1.StatusResponse.cpu:type_name -> google.protobuf.Duration
-	28, // 51: lodge.v1.StatusResponse.events:type_name -> lodge.v1.Cursor
-	39, // 52: lodge.v1.StatusResponse.prepared:type_name -> lodge.v1.PreparedGuest
-	38, // 53: lodge.v1.StatusResponse.isolation:type_name -> lodge.v1.Isolation
-	45, // 54: lodge.v1.PreparedGuest.since:type_name -> google.protobuf.Timestamp
-	1,  // 55: lodge.v1.Lodge.ListGuests:input_type -> lodge.v1.ListGuestsRequest
-	9,  // 56: lodge.v1.Lodge.Stats:input_type -> lodge.v1.StatsRequest
-	12, // 57: lodge.v1.Lodge.Act:input_type -> lodge.v1.ActRequest
-	18, // 58: lodge.v1.Lodge.Cancel:input_type -> lodge.v1.CancelRequest
-	20, // 59: lodge.v1.Lodge.ListTiles:input_type -> lodge.v1.ListTilesRequest
-	23, // 60: lodge.v1.Lodge.CreateTiles:input_type -> lodge.v1.CreateTilesRequest
-	24, // 61: lodge.v1.Lodge.RemoveTiles:input_type -> lodge.v1.RemoveTilesRequest
-	25, // 62: lodge.v1.Lodge.CloneGuests:input_type -> lodge.v1.CloneGuestsRequest
-	27, // 63: lodge.v1.Lodge.Watch:input_type -> lodge.v1.WatchRequest
-	32, // 64: lodge.v1.Lodge.StartQueue:input_type -> lodge.v1.StartQueueRequest
-	36, // 65: lodge.v1.Lodge.Status:input_type -> lodge.v1.StatusRequest
-	2,  // 66: lodge.v1.Lodge.ListGuests:output_type -> lodge.v1.ListGuestsResponse
-	10, // 67: lodge.v1.Lodge.Stats:output_type -> lodge.v1.StatsResponse
-	14, // 68: lodge.v1.Lodge.Act:output_type -> lodge.v1.Step
-	19, // 69: lodge.v1.Lodge.Cancel:output_type -> lodge.v1.CancelResponse
-	21, // 70: lodge.v1.Lodge.ListTiles:output_type -> lodge.v1.ListTilesResponse
-	14, // 71: lodge.v1.Lodge.CreateTiles:output_type -> lodge.v1.Step
-	14, // 72: lodge.v1.Lodge.RemoveTiles:output_type -> lodge.v1.Step
-	14, // 73: lodge.v1.Lodge.CloneGuests:output_type -> lodge.v1.Step
-	29, // 74: lodge.v1.Lodge.Watch:output_type -> lodge.v1.WatchResponse
-	33, // 75: lodge.v1.Lodge.StartQueue:output_type -> lodge.v1.StartQueueResponse
-	37, // 76: lodge.v1.Lodge.Status:output_type -> lodge.v1.StatusResponse
-	66, // [66:77] is the sub-list for method output_type
-	55, // [55:66] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	46, // 23: lodge.v1.GuestStats.labels:type_name -> lodge.v1.GuestStats.LabelsEntry
+	49, // 24: lodge.v1.MemoryResponse.at:type_name -> google.protobuf.Timestamp
+	14, // 25: lodge.v1.MemoryResponse.host:type_name -> lodge.v1.HostMemory
+	15, // 26: lodge.v1.MemoryResponse.guests:type_name -> lodge.v1.MemoryDecision
+	49, // 27: lodge.v1.MemoryDecision.sampled:type_name -> google.protobuf.Timestamp
+	50, // 28: lodge.v1.MemoryDecision.sample_age:type_name -> google.protobuf.Duration
+	49, // 29: lodge.v1.MemoryDecision.moved:type_name -> google.protobuf.Timestamp
+	50, // 30: lodge.v1.MemoryDecision.moved_age:type_name -> google.protobuf.Duration
+	50, // 31: lodge.v1.ActRequest.timeout:type_name -> google.protobuf.Duration
+	17, // 32: lodge.v1.ActRequest.options:type_name -> lodge.v1.Options
+	50, // 33: lodge.v1.Options.grace:type_name -> google.protobuf.Duration
+	47, // 34: lodge.v1.Options.settings:type_name -> lodge.v1.Options.SettingsEntry
+	19, // 35: lodge.v1.Step.plan:type_name -> lodge.v1.Plan
+	20, // 36: lodge.v1.Step.result:type_name -> lodge.v1.Result
+	21, // 37: lodge.v1.Step.summary:type_name -> lodge.v1.Summary
+	0,  // 38: lodge.v1.Result.fault:type_name -> lodge.v1.Fault
+	50, // 39: lodge.v1.Result.queued:type_name -> google.protobuf.Duration
+	50, // 40: lodge.v1.Result.took:type_name -> google.protobuf.Duration
+	50, // 41: lodge.v1.Summary.took:type_name -> google.protobuf.Duration
+	26, // 42: lodge.v1.ListTilesResponse.tiles:type_name -> lodge.v1.Tile
+	30, // 43: lodge.v1.CloneGuestsRequest.seed:type_name -> lodge.v1.Seed
+	32, // 44: lodge.v1.WatchRequest.after:type_name -> lodge.v1.Cursor
+	32, // 45: lodge.v1.WatchResponse.begin:type_name -> lodge.v1.Cursor
+	34, // 46: lodge.v1.WatchResponse.event:type_name -> lodge.v1.Event
+	35, // 47: lodge.v1.WatchResponse.gap:type_name -> lodge.v1.Gap
+	49, // 48: lodge.v1.Event.time:type_name -> google.protobuf.Timestamp
+	48, // 49: lodge.v1.Event.fields:type_name -> lodge.v1.Event.FieldsEntry
+	39, // 50: lodge.v1.StartQueueResponse.waiting:type_name -> lodge.v1.Waiting
+	38, // 51: lodge.v1.StartQueueResponse.operations:type_name -> lodge.v1.Operation
+	49, // 52: lodge.v1.Operation.began:type_name -> google.protobuf.Timestamp
+	49, // 53: lodge.v1.Operation.since:type_name -> google.protobuf.Timestamp
+	49, // 54: lodge.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	49, // 55: lodge.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	50, // 56: lodge.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	50, // 57: lodge.v1.StatusResponse.cpu:type_name -> google.protobuf.Duration
+	32, // 58: lodge.v1.StatusResponse.events:type_name -> lodge.v1.Cursor
+	43, // 59: lodge.v1.StatusResponse.prepared:type_name -> lodge.v1.PreparedGuest
+	42, // 60: lodge.v1.StatusResponse.isolation:type_name -> lodge.v1.Isolation
+	49, // 61: lodge.v1.PreparedGuest.since:type_name -> google.protobuf.Timestamp
+	1,  // 62: lodge.v1.Lodge.ListGuests:input_type -> lodge.v1.ListGuestsRequest
+	9,  // 63: lodge.v1.Lodge.Stats:input_type -> lodge.v1.StatsRequest
+	12, // 64: lodge.v1.Lodge.Memory:input_type -> lodge.v1.MemoryRequest
+	16, // 65: lodge.v1.Lodge.Act:input_type -> lodge.v1.ActRequest
+	22, // 66: lodge.v1.Lodge.Cancel:input_type -> lodge.v1.CancelRequest
+	24, // 67: lodge.v1.Lodge.ListTiles:input_type -> lodge.v1.ListTilesRequest
+	27, // 68: lodge.v1.Lodge.CreateTiles:input_type -> lodge.v1.CreateTilesRequest
+	28, // 69: lodge.v1.Lodge.RemoveTiles:input_type -> lodge.v1.RemoveTilesRequest
+	29, // 70: lodge.v1.Lodge.CloneGuests:input_type -> lodge.v1.CloneGuestsRequest
+	31, // 71: lodge.v1.Lodge.Watch:input_type -> lodge.v1.WatchRequest
+	36, // 72: lodge.v1.Lodge.StartQueue:input_type -> lodge.v1.StartQueueRequest
+	40, // 73: lodge.v1.Lodge.Status:input_type -> lodge.v1.StatusRequest
+	2,  // 74: lodge.v1.Lodge.ListGuests:output_type -> lodge.v1.ListGuestsResponse
+	10, // 75: lodge.v1.Lodge.Stats:output_type -> lodge.v1.StatsResponse
+	13, // 76: lodge.v1.Lodge.Memory:output_type -> lodge.v1.MemoryResponse
+	18, // 77: lodge.v1.Lodge.Act:output_type -> lodge.v1.Step
+	23, // 78: lodge.v1.Lodge.Cancel:output_type -> lodge.v1.CancelResponse
+	25, // 79: lodge.v1.Lodge.ListTiles:output_type -> lodge.v1.ListTilesResponse
+	18, // 80: lodge.v1.Lodge.CreateTiles:output_type -> lodge.v1.Step
+	18, // 81: lodge.v1.Lodge.RemoveTiles:output_type -> lodge.v1.Step
+	18, // 82: lodge.v1.Lodge.CloneGuests:output_type -> lodge.v1.Step
+	33, // 83: lodge.v1.Lodge.Watch:output_type -> lodge.v1.WatchResponse
+	37, // 84: lodge.v1.Lodge.StartQueue:output_type -> lodge.v1.StartQueueResponse
+	41, // 85: lodge.v1.Lodge.Status:output_type -> lodge.v1.StatusResponse
+	74, // [74:86] is the sub-list for method output_type
+	62, // [62:74] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_lodge_v1_lodge_proto_init() }
@@ -3770,12 +4200,12 @@ func file_lodge_v1_lodge_proto_init() {
 	if File_lodge_v1_lodge_proto != nil {
 		return
 	}
-	file_lodge_v1_lodge_proto_msgTypes[14].OneofWrappers = []any{
+	file_lodge_v1_lodge_proto_msgTypes[18].OneofWrappers = []any{
 		(*Step_Plan)(nil),
 		(*Step_Result)(nil),
 		(*Step_Summary)(nil),
 	}
-	file_lodge_v1_lodge_proto_msgTypes[29].OneofWrappers = []any{
+	file_lodge_v1_lodge_proto_msgTypes[33].OneofWrappers = []any{
 		(*WatchResponse_Begin)(nil),
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Gap)(nil),
@@ -3786,7 +4216,7 @@ func file_lodge_v1_lodge_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lodge_v1_lodge_proto_rawDesc), len(file_lodge_v1_lodge_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -108,14 +108,14 @@ func completeArguments(root *cobra.Command, d *daemonFlags) {
 		"define": files, "set": onlyFirst(d.selectors(), prefixes(settingKeys...)), "clone": onlyFirst(guests, words()),
 		"tile create": words(), "tile remove": d.tiles(), "tile start": d.tiles(), "tile stop": d.tiles(),
 	}
-	for _, name := range []string{"ps", "top", "events", "check", "why"} {
+	for _, name := range []string{"ps", "top", "memory", "events", "check", "why"} {
 		arguments[name] = d.selectors()
 	}
 	for _, v := range verbs {
 		arguments[v.name] = d.selectors()
 	}
 	flags := map[string]completion{
-		"ps --output": words(cli.Narrow, cli.Wide, cli.JSON), "top --sort": words("cpu", "memory", "disk", "net", "age", "name"),
+		"ps --output": words(cli.Narrow, cli.Wide, cli.JSON), "memory --output": words(cli.Narrow, cli.Wide, cli.JSON), "top --sort": words("cpu", "memory", "disk", "net", "age", "name"),
 		"shutdown --mode": words("acpi", "agent"), "reboot --mode": words("acpi", "agent"),
 		"clone --pool": d.ask(func(ctx context.Context, _ *cli.Client, _ string) []string { return d.pools(ctx) }),
 	}

@@ -13,7 +13,7 @@ var groups = []struct {
 	id, title string
 	commands  []string
 }{
-	{"look", "See guests and the daemon:", []string{"ps", "top", "events", "queue", "status", "check", "why"}},
+	{"look", "See guests and the daemon:", []string{"ps", "top", "memory", "events", "queue", "status", "check", "why"}},
 	{"run", "Start and stop guests:", []string{"start", "shutdown", "reboot", "suspend", "resume", "save", "restore", "reset", "destroy"}},
 	{"make", "Make, change and remove guests:", []string{"define", "set", "clone", "tile", "undefine", "import"}},
 	{"host", "Look after the host:", []string{"probe", "store", "lab"}},
@@ -109,6 +109,7 @@ func examples(root *cobra.Command) {
 var exampleTexts = map[string]string{
 	"ps":          "lodge ps\nlodge ps -o wide 'web-*'\nlodge ps -o json state=running | jq -r .name",
 	"top":         "lodge top --sort memory\nlodge top --once tile=shop",
+	"memory":      "lodge memory\nlodge memory -o wide 'web-*'\nlodge memory --watch",
 	"events":      "lodge events 'web-*'\nlodge events --json --after 97da8a53-8a83-4c40-b1fe-2edd89a79e8a/12",
 	"check":       "lodge check && echo no warnings",
 	"why":         "lodge why web-1",

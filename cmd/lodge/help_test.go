@@ -48,6 +48,8 @@ func TestComplete_NoDaemon(t *testing.T) {
 	}{
 		{[]string{"ps", "-o", ""}, "wide"},
 		{[]string{"top", "--sort", "m"}, "memory"},
+		{[]string{"memory", "-o", ""}, "wide"},
+		{[]string{"memory", "sta"}, "state="},
 		{[]string{"start", "sta"}, "state="},
 		{[]string{"shutdown", "state=pau"}, "state=paused"},
 		{[]string{"set", "web-1", "mem"}, "memory="},

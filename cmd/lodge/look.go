@@ -35,7 +35,7 @@ func (d *daemonFlags) dial() *cli.Client {
 
 // lookCommands are the commands that change nothing.
 func lookCommands(d *daemonFlags) []*cobra.Command {
-	return []*cobra.Command{psCommand(d), checkCommand(d), whyCommand(d), topCommand(d), eventsCommand(d), queueCommand(d), statusCommand(d)}
+	return []*cobra.Command{psCommand(d), checkCommand(d), whyCommand(d), topCommand(d), memoryCommand(d), eventsCommand(d), queueCommand(d), statusCommand(d)}
 }
 
 func psCommand(d *daemonFlags) *cobra.Command {
@@ -75,9 +75,11 @@ exit status is 0 when there is no warning.
 func whyCommand(d *daemonFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "why [SELECTOR...]",
-		Short: "Explain the defaults that the daemon chose for guests",
-		Long: `Explain the defaults that the daemon chose for guests, one a line: the choice, its
-reason, and the command that undoes it.
+		Short: "Explain what the daemon chose for guests: defaults, and their memory",
+		Long: `Explain what the daemon chose for guests without being asked. Defaults take one line
+each: the choice, its reason, and the command that undoes it. For guests that run,
+lines with "memory:" explain the target of the balloon: what the guest has, the sum
+behind the target, the reason, the age of its last report, and what changes it.
 
 ` + selectorHelp,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -107,7 +109,7 @@ marked stale. Keys sort the live table; q leaves.
 			if once || width(c.OutOrStdout()) == 0 {
 				return top.Once(c.Context())
 			}
-			return live(c.Context(), top)
+			return live(c.Context(), top.Live)
 		},
 	}
 	c.Flags().BoolVar(&once, "once", false, "show the table once; the default where the output is no terminal")
@@ -116,8 +118,39 @@ marked stale. Keys sort the live table; q leaves.
 	return c
 }
 
-// live runs the table on the terminal, which delivers each key as it is pressed.
-func live(ctx context.Context, top *cli.Top) error {
+func memoryCommand(d *daemonFlags) *cobra.Command {
+	var form string
+	var watch bool
+	c := &cobra.Command{
+		Use:   "memory [SELECTOR...]",
+		Short: "Show how the host's memory is shared among guests, and why",
+		Long: `Show the host's memory, and for each guest that runs what it may have at most (MAX),
+what its user asked for (ASKED, the least that it gets), what its balloon leaves it
+(HAS), what the host holds for it (HELD), what it should have (TARGET), why, and the
+age of its last report. lodge why GUEST explains one guest in sentences.
+
+lodged shares memory only with --memory act. With --memory advise it shows its
+decisions and moves nothing.
+
+` + selectorHelp,
+		RunE: func(c *cobra.Command, args []string) error {
+			daemon := d.dial()
+			defer daemon.Close()
+			columns := width(c.OutOrStdout())
+			view := &cli.MemoryView{Client: daemon, Selectors: args, Form: form, Out: c.OutOrStdout()}
+			if watch && columns > 0 {
+				return live(c.Context(), view.Live)
+			}
+			return view.Once(c.Context(), columns)
+		},
+	}
+	c.Flags().StringVarP(&form, "output", "o", cli.Narrow, "`form`: table, wide, or json (one line)")
+	c.Flags().BoolVar(&watch, "watch", false, "update every second, until q is pressed; once where the output is no terminal")
+	return c
+}
+
+// live runs a table on the terminal, which delivers each key as it is pressed.
+func live(ctx context.Context, table func(ctx context.Context, pressed <-chan byte, area func() (width, height int)) error) error {
 	stdin := int(os.Stdin.Fd())
 	pressed := make(chan byte)
 	if before, err := term.MakeRaw(stdin); err == nil {
@@ -136,7 +169,7 @@ func live(ctx context.Context, top *cli.Top) error {
 			}
 		}()
 	}
-	return top.Live(ctx, pressed, func() (int, int) {
+	return table(ctx, pressed, func() (int, int) {
 		columns, rows, err := term.GetSize(int(os.Stdout.Fd()))
 		if err != nil {
 			return 80, 24

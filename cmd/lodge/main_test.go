@@ -32,6 +32,8 @@ func TestWhatIsAskedWronglyHasAStatusOfItsOwn(t *testing.T) {
 		{[]string{"stop", "all", "--socket", nowhere}, nowhere},
 		{[]string{"ps", "--socket", nowhere}, nowhere},
 		{[]string{"top", "--sort", "colour"}, "colour"},
+		{[]string{"memory", "--socket", nowhere}, nowhere},
+		{[]string{"memory", "-o", "yaml"}, "yaml"},
 		{[]string{"events", "--after", "yesterday"}, "yesterday"},
 		{[]string{"define", nowhere}, nowhere},
 		{[]string{"define", t.TempDir()}, "no *.xml"},

@@ -65,7 +65,7 @@ func serve(ctx context.Context, o *options, log *slog.Logger) error {
 	})
 	sets := api.New(api.Config{
 		Fleet: d.Fleet, Guests: d.Guests, Networks: d.Networks, Events: d.Events, Starts: d.Guests.Starts,
-		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, Authorizer: d.Authorizer, Authenticator: reception, Audit: d.Audit,
+		Log: log, Groups: o.groups(), Version: version, LibvirtClients: server.Clients, MemoryPicture: d.Memory.Picture, Authorizer: d.Authorizer, Authenticator: reception, Audit: d.Audit,
 	})
 	served, ctx := errgroup.WithContext(ctx)
 	served.Go(func() error { reloadOnHangUp(ctx, hangUps, log, d.Authorizer, d.Audit, certificates); return nil })

@@ -58,6 +58,7 @@ type daemon struct {
 	lodgev1.UnimplementedLodgeHandler
 	guests    []*lodgev1.Guest
 	stats     []*lodgev1.GuestStats
+	memory    *lodgev1.MemoryResponse
 	steps     []*lodgev1.Step
 	held      chan struct{} // where the set waits before its summary; nil: nowhere
 	cancelled chan string
@@ -70,6 +71,10 @@ func (d *daemon) ListGuests(context.Context, *lodgev1.ListGuestsRequest) (*lodge
 
 func (d *daemon) Stats(context.Context, *lodgev1.StatsRequest) (*lodgev1.StatsResponse, error) {
 	return &lodgev1.StatsResponse{Guests: d.stats}, nil
+}
+
+func (d *daemon) Memory(context.Context, *lodgev1.MemoryRequest) (*lodgev1.MemoryResponse, error) {
+	return d.memory, nil
 }
 
 func (d *daemon) Act(ctx context.Context, _ *lodgev1.ActRequest, s *connect.ServerStream[lodgev1.Step]) error {
@@ -470,13 +475,17 @@ func TestWhatAnErrorSaysDoesNotSteerTheTerminal(t *testing.T) {
 // Promise: X10
 func TestNothingOfADaemonSteersTheTerminal(t *testing.T) {
 	const bad = "\x1b]0;x\x07\u009b2J"
-	d := &daemon{guests: []*lodgev1.Guest{{Name: bad, State: bad, Uuid: bad, Messages: []string{bad + "\n" + bad}, Decisions: []string{bad}, Labels: map[string]string{bad: bad}}}}
+	d := &daemon{guests: []*lodgev1.Guest{{Name: bad, State: bad, Uuid: bad, Messages: []string{bad + "\n" + bad}, Decisions: []string{bad}, Labels: map[string]string{bad: bad}, Pid: 1}}}
+	d.memory = &lodgev1.MemoryResponse{Mode: bad, At: timestamppb.New(noon), Guests: []*lodgev1.MemoryDecision{{Name: bad, Uuid: bad, Reason: bad, Apart: bad, Failure: bad}}}
 	var out bytes.Buffer
 	c := d.dial(t)
 	for _, form := range []string{Narrow, Wide, JSON} {
 		ok(t, c.List(t.Context(), nil, form, 0, &out))
 	}
 	ok(t, c.Why(t.Context(), nil, &out))
+	for _, form := range []string{Wide, JSON} {
+		ok(t, (&MemoryView{Client: c, Form: form, Out: &out}).Once(t.Context(), 0))
+	}
 	if ending, known := errors.AsType[*Ending](c.Check(t.Context(), nil, &out)); !known || ending.Status != SomeFailed {
 		t.Errorf("a guest with messages: %v", ending)
 	}

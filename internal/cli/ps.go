@@ -47,7 +47,7 @@ func (c *Client) List(ctx context.Context, selectors []string, form string, widt
 		return unusable("guests are shown as %s, %s or %s, not as %q", Narrow, Wide, JSON, form)
 	}
 	if len(answer.GetGuests()) == 0 && len(selectors) > 0 {
-		return unusable("no guest is selected")
+		return noneSelected(selectors)
 	}
 	return nil
 }

@@ -199,9 +199,9 @@ func (t *Top) Live(ctx context.Context, pressed <-chan byte, area func() (width,
 	}
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
-	fmt.Fprint(t.Out, "\x1b[?1049h\x1b[?25l")       // a screen of its own, without a cursor
-	defer fmt.Fprint(t.Out, "\x1b[?25h\x1b[?1049l") // and back
-	looks := t.looks(ctx)
+	defer takeScreen(t.Out)()
+	request := &lodgev1.StatsRequest{Select: t.Selectors}
+	looks := looks(ctx, t.Every, func(ctx context.Context) (*lodgev1.StatsResponse, error) { return t.Client.Stats(ctx, request) })
 	for {
 		select {
 		case l := <-looks:
@@ -210,7 +210,7 @@ func (t *Top) Live(ctx context.Context, pressed <-chan byte, area func() (width,
 			}
 			t.note(l.answer.GetGuests())
 		case key := <-pressed:
-			if key == 'q' || key == 3 || key == 4 { // ctrl-C and ctrl-D come as they are, too
+			if leaves(key) {
 				return nil
 			}
 			if by := keys[key]; by != "" {
@@ -220,57 +220,10 @@ func (t *Top) Live(ctx context.Context, pressed <-chan byte, area func() (width,
 			return nil
 		}
 		if t.guests != nil { // there was an answer
-			t.paint(area())
+			lines := t.frame()
+			lines[1] = fmt.Sprintf("sorted by %s; c cpu, m memory, d disk, n net, a age, N name, q quits", t.By)
+			width, height := area()
+			paint(t.Out, lines, width, height)
 		}
 	}
-}
-
-// look is what the daemon said when it was looked at.
-type look struct {
-	answer *lodgev1.StatsResponse
-	err    error
-}
-
-// looks looks at the daemon again and again, until ctx ends or a look fails.
-func (t *Top) looks(ctx context.Context) <-chan look {
-	looks := make(chan look)
-	request := &lodgev1.StatsRequest{Select: t.Selectors}
-	go func() {
-		tick := time.NewTicker(t.Every)
-		defer tick.Stop()
-		for {
-			answer, err := t.Client.Stats(ctx, request)
-			select {
-			case looks <- look{answer, err}:
-			case <-ctx.Done():
-				return
-			}
-			if err != nil {
-				return
-			}
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return looks
-}
-
-// paint draws a frame over the one before.
-func (t *Top) paint(width, height int) {
-	lines := t.frame()
-	lines[1] = fmt.Sprintf("sorted by %s; c cpu, m memory, d disk, n net, a age, N name, q quits", t.By)
-	if rest := len(lines) - (height - 1); rest > 0 {
-		lines = append(lines[:max(height-2, 0)], fmt.Sprintf("… and %d more", rest+1))
-	}
-	var screen strings.Builder
-	screen.WriteString("\x1b[H")
-	for _, line := range lines {
-		screen.WriteString(cut(line, width))
-		screen.WriteString("\x1b[K\r\n")
-	}
-	screen.WriteString("\x1b[J")
-	fmt.Fprint(t.Out, screen.String())
 }

@@ -79,7 +79,7 @@ func (m *Manager) step(ctx context.Context, now time.Time) {
 		}
 	}
 	decisions := m.arbiter.Decide(now, h, guests)
-	p := Picture{Mode: m.config.Mode, At: now, Host: h}
+	p := Picture{Mode: m.config.Mode, At: now, Host: h, Budget: m.arbiter.Rules.Budget(h)}
 	for i := range decisions {
 		p.Guests = append(p.Guests, tracks[i].follow(ctx, m, now, &guests[i], decisions[i]))
 	}

@@ -8,9 +8,11 @@ import (
 
 // Picture is what the manager last saw and decided. It is immutable.
 type Picture struct {
-	Mode   Mode
-	At     time.Time // zero: it has not looked yet
-	Host   arbiter.Host
+	Mode Mode
+	At   time.Time // zero: it has not looked yet
+	Host arbiter.Host
+	// Budget is what all guests together may be promised, in MiB; untouched memory counts a tenth of it.
+	Budget float64
 	Guests []Line
 }
 
@@ -22,6 +24,8 @@ type Line struct {
 	// Resident is what the host holds for it.
 	Resident float64
 	Decision arbiter.Decision
+	// Apart is why its balloon must not be moved; empty: it may be.
+	Apart string
 	// Sampled is when the guest last said something about its memory; zero: it has not.
 	Sampled time.Time
 	// Moved is when its target last changed, and Failure why the last move did not succeed.

@@ -114,7 +114,7 @@ func inBalloon(v *guest.View) float64 {
 // follow carries out a decision in mode act, beside the manager's loop, and returns the guest's line of the picture.
 func (t *track) follow(ctx context.Context, m *Manager, now time.Time, g *arbiter.Guest, d arbiter.Decision) Line {
 	v := t.guest.View()
-	line := Line{Name: v.Name, UUID: v.UUID, Max: g.Max, Asked: mib(v.AskedMemory), Has: g.Actual, Resident: g.Resident, Decision: d}
+	line := Line{Name: v.Name, UUID: v.UUID, Max: g.Max, Asked: mib(v.AskedMemory), Has: g.Actual, Resident: g.Resident, Decision: d, Apart: g.Apart}
 	if g.Sample != nil {
 		line.Sampled = g.Sample.At
 	}

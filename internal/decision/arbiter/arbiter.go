@@ -19,7 +19,7 @@ func New(r Rules) *Arbiter { return &Arbiter{Rules: r, accounts: map[string]*acc
 // Decide returns a decision for each guest, in their order. Guests that are missing are forgotten.
 func (a *Arbiter) Decide(now time.Time, h Host, guests []Guest) []Decision {
 	a.learn(now, guests)
-	budget := a.Rules.Use*h.Memory - h.Others + h.Shared
+	budget := a.Rules.Budget(h)
 	for i := range a.claims {
 		budget -= a.aside(now, &a.claims[i])
 	}

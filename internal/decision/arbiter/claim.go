@@ -49,8 +49,13 @@ func (c *claim) cost(r *Rules, size float64) float64 {
 	return math.Min(size, c.Resident) + r.Untouched*math.Max(0, size-c.Resident)
 }
 
+// decision has no parts for a guest whose balloon stays where it is.
 func (c *claim) decision() Decision {
-	return Decision{ID: c.ID, Target: c.target, Reason: c.reason, Need: c.need, Margin: c.margin, Cache: c.cache, Spare: math.Max(0, c.target-c.base)}
+	d := Decision{ID: c.ID, Target: c.target, Reason: c.reason, Need: c.need, Margin: c.margin, Cache: c.cache}
+	if c.apart == "" {
+		d.Spare = math.Max(0, c.target-c.base)
+	}
+	return d
 }
 
 func clamp(x, low, high float64) float64 { return math.Min(math.Max(x, low), high) }

@@ -28,6 +28,9 @@ type Rules struct {
 	StuckAfter, StuckFor time.Duration
 }
 
+// Budget is what all guests together may be promised, in MiB. It includes what guests with unmoved balloons take.
+func (r *Rules) Budget(h Host) float64 { return r.Use*h.Memory - h.Others + h.Shared }
+
 // Tuned are the rules that carried most in the simulator (docs/figures-memory.md).
 var Tuned = Rules{
 	Use: .97, Limit: .985, Untouched: .10,

@@ -19,7 +19,7 @@ import (
 // FuzzRequests sends arbitrary requests to the unary calls, in JSON and in protobuf. The answer has the same
 // encoding, or is a refusal other than an internal error.
 func FuzzRequests(f *testing.F) {
-	calls := []string{lodgev1.LodgeListGuestsProcedure, lodgev1.LodgeStatsProcedure, lodgev1.LodgeCancelProcedure, lodgev1.LodgeListTilesProcedure, lodgev1.LodgeStartQueueProcedure}
+	calls := []string{lodgev1.LodgeListGuestsProcedure, lodgev1.LodgeStatsProcedure, lodgev1.LodgeCancelProcedure, lodgev1.LodgeListTilesProcedure, lodgev1.LodgeStartQueueProcedure, lodgev1.LodgeMemoryProcedure}
 	for call := range calls {
 		for _, text := range []string{
 			`{}`, `{"select":["web-1","!label=app:v0","tile=a/1"]}`, `{"select":["all"],"freshWithin":"1s"}`, `{"run":"x"}`, `{"set":"a"}`, `{"select":[null]}`, `[`,

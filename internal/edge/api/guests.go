@@ -100,7 +100,7 @@ func toGuest(m fleet.Member) *lodgev1.Guest {
 		g.Decisions = append(g.Decisions, validUTF8(d.String()))
 	}
 	if d := v.Current(); d != nil {
-		g.Memory, g.MemoryMax, g.Vcpus = memory(d), d.Memory, uint32(vcpus(d))
+		g.Memory, g.MemoryMax, g.Vcpus = memoryOf(d), d.Memory, uint32(vcpus(d))
 	}
 	return g
 }
@@ -108,8 +108,8 @@ func toGuest(m fleet.Member) *lodgev1.Guest {
 // tileLabel is the label that makes a guest part of a tile.
 const tileLabel = "tile"
 
-// memory returns the guest's current memory, in bytes.
-func memory(d *domain.Definition) uint64 {
+// memoryOf returns the guest's current memory, in bytes.
+func memoryOf(d *domain.Definition) uint64 {
 	if d.CurrentMemory != 0 {
 		return d.CurrentMemory
 	}

@@ -109,7 +109,7 @@ func (b *countedBody) release() { b.intake.release(b.by, b.taken) }
 
 // largeCalls are the calls whose answers grow with the number of guests. An answer stays in memory until the client
 // has read it.
-var largeCalls = map[string]bool{lodgev1.LodgeListGuestsProcedure: true, lodgev1.LodgeStatsProcedure: true, lodgev1.LodgeListTilesProcedure: true}
+var largeCalls = map[string]bool{lodgev1.LodgeListGuestsProcedure: true, lodgev1.LodgeStatsProcedure: true, lodgev1.LodgeMemoryProcedure: true, lodgev1.LodgeListTilesProcedure: true}
 
 // clientKey is the key of a call's connection in its context.
 type clientKey struct{}

@@ -23,6 +23,7 @@ var rights = map[string]struct {
 }{
 	lodgev1.LodgeListGuestsProcedure:  {verbs: []authz.Permission{authz.Read}},
 	lodgev1.LodgeStatsProcedure:       {verbs: []authz.Permission{authz.Read}},
+	lodgev1.LodgeMemoryProcedure:      {verbs: []authz.Permission{authz.Read}},
 	lodgev1.LodgeActProcedure:         {verbs: []authz.Permission{authz.Open}}, // each guest is checked with its own verb
 	lodgev1.LodgeCancelProcedure:      {verbs: []authz.Permission{authz.Open}}, // for every client that knows the set's number
 	lodgev1.LodgeListTilesProcedure:   {verbs: []authz.Permission{authz.Read}, whole: true},

@@ -18,6 +18,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/base/fault"
 	"github.com/lodge-kvm/lodge/internal/control/authz"
 	"github.com/lodge-kvm/lodge/internal/control/fleet"
+	"github.com/lodge-kvm/lodge/internal/control/memory"
 	"github.com/lodge-kvm/lodge/internal/guest"
 	"github.com/lodge-kvm/lodge/internal/host/network"
 	"github.com/lodge-kvm/lodge/internal/host/resources"
@@ -40,6 +41,8 @@ type Config struct {
 	Version string
 	// LibvirtClients counts the connections to the libvirt server.
 	LibvirtClients func() int
+	// MemoryPicture returns what the memory manager last saw and decided; nil: there is no manager.
+	MemoryPicture func() memory.Picture
 	// Authorizer decides which client may do what; nil: every admitted client may do everything.
 	Authorizer *authz.Authorizer
 	// Authenticator authenticates clients; nil: clients of other hosts are not accepted, and polkit is not asked.

@@ -37,7 +37,7 @@ func (s *Server) Stats(ctx context.Context, r *lodgev1.StatsRequest) (*lodgev1.S
 	for i, m := range running {
 		st := &lodgev1.GuestStats{
 			Name: m.View.Name, Uuid: m.View.UUID, State: m.View.State.String(), Labels: m.Labels, Tile: m.Labels[tileLabel],
-			Memory: memory(m.View.Active), Vcpus: uint32(vcpus(m.View.Active)),
+			Memory: memoryOf(m.View.Active), Vcpus: uint32(vcpus(m.View.Active)),
 			Sample: toSample(samples[i], now, r.GetDevices()),
 		}
 		if st.Sample == nil {
