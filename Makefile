@@ -12,6 +12,7 @@
 # make nested-host  tests that need systemd, NUMA nodes, AppArmor and an IOMMU, on a host in an emulated guest
 # make lab-compare  measure docs/lab/compare.md again: the lab's scenarios at lodged and at libvirt's own daemon
 # make bench   measure docs/figures.md again, for lodged and libvirt's own daemon
+# make bench-memory  simulate memory policies and write docs/figures-memory.md; TRACES=DIR for other traces
 # make bench-define  the processor time of definitions with 1,000 devices
 # make vulnerabilities  known vulnerabilities in Lodge's dependencies, from Go's database or VULNDB=URL
 # make generate  generate the Go code of Lodge's own API from api/lodge/v1/lodge.proto
@@ -55,7 +56,7 @@ TEST_PACKAGES   = $(HOST_PACKAGES) $(CLIENT_PACKAGES) virtinst python3-libvirt o
 # Servers for the tests of the lab's loads. None of these packages starts a service.
 LOAD_PACKAGES   = mariadb-server-core mariadb-client-core php-cli php-mysql fio sysbench
 
-.PHONY: build check format generate lint unit test crash clients soak fuzz nested-host vulnerabilities up down bench bench-define guest lab-image lab-mini lab-compare changes
+.PHONY: build check format generate lint unit test crash clients soak fuzz nested-host vulnerabilities up down bench bench-define bench-memory guest lab-image lab-mini lab-compare changes
 # The lab's agent is static, because it is the first process of the lab's guests.
 build:
 	$(GO) build $(STAMP) -o bin/ ./cmd/... ./lab/cmd/...
@@ -177,6 +178,10 @@ down:
 bench: build bench-define
 	@scripts/need $(HOST_PACKAGES) libvirt-daemon libvirt-daemon-driver-qemu tini
 	@scripts/bench $(SAMPLES)
+
+# TRACES is one directory of traces, or several.
+bench-memory: build
+	@scripts/bench-memory $(TRACES)
 
 # Without the race detector, which takes ten times as long.
 bench-define:

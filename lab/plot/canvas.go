@@ -45,6 +45,12 @@ func (c *canvas) dot(look Look, x, y float64, note string) {
 		c.put(`<path d="M%.1f %.1fl4.6 8h-9.2z" class="dot">%s</path>`, x, y-5, title)
 	case Teal:
 		c.put(`<path d="M%.1f %.1fl5 5-5 5-5-5z" class="dot">%s</path>`, x, y-5, title)
+	case Pink:
+		c.put(`<path d="M%.1f %.1fl8 8m0-8l-8 8" class="dot">%s</path>`, x-4, y-4, title)
+	case Green:
+		c.put(`<path d="M%.1f %.1fv9m-4.5-4.5h9" class="dot">%s</path>`, x, y-4.5, title)
+	case Red:
+		c.put(`<path d="M%.1f %.1fl4 2.3v4.6l-4 2.3l-4-2.3v-4.6z" class="dot">%s</path>`, x, y-4.6, title)
 	default:
 		c.put(`<path d="M%.1f %.1fl4.6-8h-9.2z" class="dot">%s</path>`, x, y+5, title)
 	}

@@ -18,6 +18,9 @@ const (
 	Teal
 	Purple
 	Brown
+	Pink
+	Green
+	Red
 	looks // how many there are
 )
 
@@ -30,6 +33,9 @@ var palette = [looks]struct{ light, dark, dash string }{
 	Teal:   {"#0b6e64", "#3fd0bd", "10 3 2 3"},
 	Purple: {"#7a3fd0", "#c9a2ff", "4 2"},
 	Brown:  {"#7d5700", "#e0b64a", "1 2"},
+	Pink:   {"#b0207a", "#ff8ccb", "12 3"},
+	Green:  {"#3d6b12", "#9fd65c", "6 2 1 2"},
+	Red:    {"#b3261e", "#ff8a80", "3 3"},
 }
 
 // paper is what pictures are drawn on, and what is drawn beside the series.

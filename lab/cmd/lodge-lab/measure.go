@@ -11,6 +11,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/cli"
 	"github.com/lodge-kvm/lodge/internal/remote"
 	"github.com/lodge-kvm/lodge/lab"
+	"github.com/lodge-kvm/lodge/lab/memoryreport"
 	"github.com/lodge-kvm/lodge/lab/pages"
 	"github.com/lodge-kvm/lodge/lab/stormreport"
 )
@@ -67,7 +68,8 @@ func labReportCommand() *cobra.Command {
 		Short: "Show what a run came to, or values of starts or storms that were kept with --json",
 		Long: `Show what the run of a scenario came to, from its directory alone; or values that
 were kept with --json. Of starts, others are compared with the first. Storms are
-shown as one: they must have been measured on the same host.
+shown as one: they must have been measured on the same host. Rows of lodge-sim
+that make bench-memory kept are shown as well.
 
 The page of --html is one file that asks nothing of other hosts; each of its
 pictures can be kept as SVG or PNG from there. --svg puts them all into files.`,
@@ -78,6 +80,9 @@ pictures can be kept as SVG or PNG from there. --svg puts them all into files.`,
 			}
 			if slices.ContainsFunc(files, stormreport.Holds) {
 				return stormreport.Show(files, c.OutOrStdout(), o)
+			}
+			if slices.ContainsFunc(files, memoryreport.Holds) {
+				return reportMemory(c, files, o)
 			}
 			if o.HTML != "" || o.SVG != "" {
 				return errors.New("--html and --svg show runs and storms, and these are other values")
@@ -105,6 +110,17 @@ func reportRun(c *cobra.Command, dirs []string, o stormreport.Output) error {
 		return errors.New("a report is of one run: name one directory")
 	}
 	return pages.Report(dirs[0], c.OutOrStdout(), pages.Output(o))
+}
+
+// reportMemory shows one simulation of memory policies.
+func reportMemory(c *cobra.Command, files []string, o stormreport.Output) error {
+	if len(files) > 1 {
+		return errors.New("a report is of one simulation: name one file")
+	}
+	if o.HTML != "" {
+		return errors.New("--html shows runs and storms, and this is a simulation")
+	}
+	return memoryreport.Show(files[0], c.OutOrStdout(), memoryreport.Output{Markdown: o.Markdown, SVG: o.SVG})
 }
 
 // show prints what runs say, and puts it into a page if one is named.
