@@ -1361,7 +1361,7 @@ type MemoryDecision struct {
 	Name     string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Uuid     string                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Max      uint64                 `protobuf:"varint,3,opt,name=max,proto3" json:"max,omitempty"`           // that the guest was started with
-	Asked    uint64                 `protobuf:"varint,4,opt,name=asked,proto3" json:"asked,omitempty"`       // that its user last asked for; the target is never lower
+	Asked    uint64                 `protobuf:"varint,4,opt,name=asked,proto3" json:"asked,omitempty"`       // that its user last asked for
 	Has      uint64                 `protobuf:"varint,5,opt,name=has,proto3" json:"has,omitempty"`           // that the balloon leaves it now
 	Resident uint64                 `protobuf:"varint,6,opt,name=resident,proto3" json:"resident,omitempty"` // host memory that it holds
 	Target   uint64                 `protobuf:"varint,7,opt,name=target,proto3" json:"target,omitempty"`     // that it should have; in mode advise nothing moves there
@@ -1378,6 +1378,8 @@ type MemoryDecision struct {
 	Moved         *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=moved,proto3" json:"moved,omitempty"`                          // when its target last changed; absent: never
 	MovedAge      *durationpb.Duration   `protobuf:"bytes,17,opt,name=moved_age,json=movedAge,proto3" json:"moved_age,omitempty"`    // when this answer was made
 	Failure       string                 `protobuf:"bytes,18,opt,name=failure,proto3" json:"failure,omitempty"`                      // why the last move failed; empty: it did not
+	Floor         uint64                 `protobuf:"varint,19,opt,name=floor,proto3" json:"floor,omitempty"`                         // the target is never lower: asked, or the guest's own setting
+	Mode          string                 `protobuf:"bytes,20,opt,name=mode,proto3" json:"mode,omitempty"`                            // of the host, or advise where the guest's settings say so
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1534,6 +1536,20 @@ func (x *MemoryDecision) GetMovedAge() *durationpb.Duration {
 func (x *MemoryDecision) GetFailure() string {
 	if x != nil {
 		return x.Failure
+	}
+	return ""
+}
+
+func (x *MemoryDecision) GetFloor() uint64 {
+	if x != nil {
+		return x.Floor
+	}
+	return 0
+}
+
+func (x *MemoryDecision) GetMode() string {
+	if x != nil {
+		return x.Mode
 	}
 	return ""
 }
@@ -3820,7 +3836,7 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"\x06shared\x18\x03 \x01(\x04R\x06shared\x12\x16\n" +
 	"\x06budget\x18\x04 \x01(\x04R\x06budget\x12\x1a\n" +
 	"\bresident\x18\x05 \x01(\x04R\bresident\x12\x18\n" +
-	"\atargets\x18\x06 \x01(\x04R\atargets\"\xa0\x04\n" +
+	"\atargets\x18\x06 \x01(\x04R\atargets\"\xca\x04\n" +
 	"\x0eMemoryDecision\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x10\n" +
@@ -3841,7 +3857,9 @@ const file_lodge_v1_lodge_proto_rawDesc = "" +
 	"sample_age\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\tsampleAge\x120\n" +
 	"\x05moved\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x05moved\x126\n" +
 	"\tmoved_age\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\bmovedAge\x12\x18\n" +
-	"\afailure\x18\x12 \x01(\tR\afailure\"\x95\x02\n" +
+	"\afailure\x18\x12 \x01(\tR\afailure\x12\x14\n" +
+	"\x05floor\x18\x13 \x01(\x04R\x05floor\x12\x12\n" +
+	"\x04mode\x18\x14 \x01(\tR\x04mode\"\x95\x02\n" +
 	"\n" +
 	"ActRequest\x12\x12\n" +
 	"\x04verb\x18\x01 \x01(\tR\x04verb\x12\x16\n" +

@@ -90,7 +90,7 @@ func onlyFirst(first, next completion) completion {
 }
 
 // settingKeys are the keys of `lodge set`.
-var settingKeys = []string{"memory=", "vcpus=", "autostart=", "priority=", "after=", "title=", "description=", "template=", "label."}
+var settingKeys = []string{"memory=", "vcpus=", "autostart=", "priority=", "after=", "title=", "description=", "template=", "memory.shares=", "memory.floor=", "memory.mode=", "label."}
 
 func words(of ...string) completion {
 	return cobra.FixedCompletions(of, cobra.ShellCompDirectiveNoFileComp)

@@ -125,8 +125,8 @@ func memoryCommand(d *daemonFlags) *cobra.Command {
 		Use:   "memory [SELECTOR...]",
 		Short: "Show how the host's memory is shared among guests, and why",
 		Long: `Show the host's memory, and for each guest that runs what it may have at most (MAX),
-what its user asked for (ASKED, the least that it gets), what its balloon leaves it
-(HAS), what the host holds for it (HELD), what it should have (TARGET), why, and the
+what its user asked for (ASKED; it never gets less, unless memory.floor is set), what
+its balloon leaves it (HAS), what the host holds for it (HELD), what it should have (TARGET), why, and the
 age of its last report. lodge why GUEST explains one guest in sentences.
 
 lodged shares memory only with --memory act. With --memory advise it shows its

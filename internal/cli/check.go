@@ -47,7 +47,7 @@ func (c *Client) Why(ctx context.Context, selectors []string, out io.Writer) err
 		if m.GetAt() == nil || !runs(g) {
 			return texts
 		}
-		for _, text := range whyMemory(g, lines[g.GetUuid()], m.GetMode()) {
+		for _, text := range whyMemory(g, lines[g.GetUuid()]) {
 			texts = append(texts, "memory: "+text)
 		}
 		return texts
@@ -63,11 +63,11 @@ func runs(g *lodgev1.Guest) bool { return g.GetPid() != 0 }
 
 // whyMemory explains a guest's memory. There is no decision about a guest that has just started, and about one that
 // neither runs nor is paused.
-func whyMemory(g *lodgev1.Guest, d *lodgev1.MemoryDecision, mode string) []string {
+func whyMemory(g *lodgev1.Guest, d *lodgev1.MemoryDecision) []string {
 	if d == nil {
 		return []string{"nothing is decided about it while it is " + g.GetState() + ", or has just started"}
 	}
-	return explainMemory(d, mode)
+	return explainMemory(d)
 }
 
 // chosen asks for the selected guests, and refuses selectors that choose none.

@@ -476,7 +476,7 @@ func TestWhatAnErrorSaysDoesNotSteerTheTerminal(t *testing.T) {
 func TestNothingOfADaemonSteersTheTerminal(t *testing.T) {
 	const bad = "\x1b]0;x\x07\u009b2J"
 	d := &daemon{guests: []*lodgev1.Guest{{Name: bad, State: bad, Uuid: bad, Messages: []string{bad + "\n" + bad}, Decisions: []string{bad}, Labels: map[string]string{bad: bad}, Pid: 1}}}
-	d.memory = &lodgev1.MemoryResponse{Mode: bad, At: timestamppb.New(noon), Guests: []*lodgev1.MemoryDecision{{Name: bad, Uuid: bad, Reason: bad, Apart: bad, Failure: bad}}}
+	d.memory = &lodgev1.MemoryResponse{Mode: bad, At: timestamppb.New(noon), Guests: []*lodgev1.MemoryDecision{{Name: bad, Uuid: bad, Mode: bad, Reason: bad, Apart: bad, Failure: bad}}}
 	var out bytes.Buffer
 	c := d.dial(t)
 	for _, form := range []string{Narrow, Wide, JSON} {

@@ -22,7 +22,7 @@ type MemoryView struct {
 }
 
 // memorySpare lists the columns that a narrow terminal can do without; fit leaves out the first one first.
-var memorySpare = []string{"UUID", "MOVED", "SPARE", "CACHE", "MARGIN", "NEED", "FAILURE", "AGE", "ASKED", "MAX", "HELD"}
+var memorySpare = []string{"UUID", "MODE", "MOVED", "FLOOR", "SPARE", "CACHE", "MARGIN", "NEED", "FAILURE", "AGE", "ASKED", "MAX", "HELD"}
 
 // Once shows the picture once. It fits a terminal of width characters; 0 means no terminal, and shows everything.
 func (v *MemoryView) Once(ctx context.Context, width int) error {
@@ -130,7 +130,7 @@ func memorySummary(m *lodgev1.MemoryResponse) string {
 func memoryTable(guests []*lodgev1.MemoryDecision, wide bool) *table {
 	t := &table{titles: []string{"GUEST", "MAX ", "ASKED ", "HAS ", "HELD ", "TARGET ", "REASON", "AGE "}}
 	if wide {
-		t.titles = append(t.titles, "NEED ", "MARGIN ", "CACHE ", "SPARE ", "MOVED ", "UUID", "FAILURE")
+		t.titles = append(t.titles, "FLOOR ", "NEED ", "MARGIN ", "CACHE ", "SPARE ", "MOVED ", "MODE", "UUID", "FAILURE")
 	}
 	for _, g := range guests {
 		row := []string{
@@ -138,8 +138,8 @@ func memoryTable(guests []*lodgev1.MemoryDecision, wide bool) *table {
 			memoryReason(g), lapse(g.GetSampled(), g.GetSampleAge()),
 		}
 		if wide {
-			row = append(row, size(g.GetNeed()), size(g.GetMargin()), size(g.GetCache()), size(g.GetSpare()),
-				lapse(g.GetMoved(), g.GetMovedAge()), g.GetUuid(), orNone(g.GetFailure()))
+			row = append(row, size(g.GetFloor()), size(g.GetNeed()), size(g.GetMargin()), size(g.GetCache()), size(g.GetSpare()),
+				lapse(g.GetMoved(), g.GetMovedAge()), g.GetMode(), g.GetUuid(), orNone(g.GetFailure()))
 		}
 		t.add(row...)
 	}
@@ -163,11 +163,11 @@ func lapse(at *timestamppb.Timestamp, age *durationpb.Duration) string {
 }
 
 // explainMemory says in sentences why a guest has the memory that it has, and how to change that.
-func explainMemory(g *lodgev1.MemoryDecision, mode string) []string {
+func explainMemory(g *lodgev1.MemoryDecision) []string {
 	lines := []string{
-		fmt.Sprintf("it has %s of at most %s, and the host holds %s for it; its user asked for %s, and it never gets less",
-			size(g.GetHas()), size(g.GetMax()), size(g.GetResident()), size(g.GetAsked())),
-		explainTarget(g, mode),
+		fmt.Sprintf("it has %s of at most %s, and the host holds %s for it; its user asked for %s, and it never gets less than %s",
+			size(g.GetHas()), size(g.GetMax()), size(g.GetResident()), size(g.GetAsked()), size(g.GetFloor())),
+		explainTarget(g),
 	}
 	if g.GetApart() != "" { // what the user could change is in the reason
 		return lines
@@ -176,13 +176,13 @@ func explainMemory(g *lodgev1.MemoryDecision, mode string) []string {
 	if g.GetFailure() != "" {
 		lines = append(lines, "the last move of its balloon failed: "+g.GetFailure())
 	}
-	return append(lines, fmt.Sprintf("to change it: virsh setmem %s SIZE sets the least that it gets; lodged --guest-memory SIZE bounds all guests; "+
-		"lodged --memory off leaves every guest what it has", g.GetName()))
+	return append(lines, fmt.Sprintf("to change it: virsh setmem %s SIZE, or lodge set %[1]s memory.floor=SIZE for another floor, memory.shares=N, "+
+		"or memory.mode=off; lodged --guest-memory SIZE bounds all guests, and lodged --memory off leaves each what it has", g.GetName()))
 }
 
 // explainTarget shows the sum behind a target. The sum is not the target where memory is scarce, and where the difference
 // is not worth a move.
-func explainTarget(g *lodgev1.MemoryDecision, mode string) string {
+func explainTarget(g *lodgev1.MemoryDecision) string {
 	useful := g.GetNeed() + g.GetMargin() + g.GetCache()
 	if useful == 0 {
 		return fmt.Sprintf("its balloon stays at %s: %s", size(g.GetTarget()), memoryReason(g))
@@ -197,7 +197,7 @@ func explainTarget(g *lodgev1.MemoryDecision, mode string) string {
 		text += fmt.Sprintf(" = %s that it could use; its target is %s", size(useful), size(g.GetTarget()))
 	}
 	text += ": " + memoryReason(g)
-	if mode == "advise" && g.GetTarget() != g.GetHas() {
+	if g.GetMode() == "advise" && g.GetTarget() != g.GetHas() {
 		text += " (mode advise: it is not moved there)"
 	}
 	return text

@@ -22,16 +22,16 @@ func recorded(mode string) *lodgev1.MemoryResponse {
 		Host: &lodgev1.HostMemory{Total: 4096 * mib, Others: 1024 * mib, Shared: 100 * mib, Budget: 2949 * mib, Resident: 2200 * mib, Targets: 2500 * mib},
 		Guests: []*lodgev1.MemoryDecision{
 			{
-				Name: "db-1", Uuid: "u-db-1", Max: 1024 * mib, Asked: 512 * mib, Has: 700 * mib, Resident: 650 * mib, Target: 712 * mib, Reason: "it needs more",
+				Name: "db-1", Uuid: "u-db-1", Mode: mode, Max: 1024 * mib, Asked: 512 * mib, Floor: 512 * mib, Has: 700 * mib, Resident: 650 * mib, Target: 712 * mib, Reason: "it needs more",
 				Need: 520 * mib, Margin: 64 * mib, Cache: 100 * mib, Spare: 28 * mib, Sampled: sampled, SampleAge: durationpb.New(2 * time.Second),
 				Moved: moved, MovedAge: durationpb.New(90 * time.Second),
 			},
 			{
-				Name: "gpu", Uuid: "u-gpu", Max: 512 * mib, Asked: 512 * mib, Has: 512 * mib, Resident: 512 * mib, Target: 512 * mib,
+				Name: "gpu", Uuid: "u-gpu", Mode: mode, Max: 512 * mib, Asked: 512 * mib, Floor: 512 * mib, Has: 512 * mib, Resident: 512 * mib, Target: 512 * mib,
 				Reason: "left alone", Apart: "a device of the host is passed through to it",
 			},
 			{
-				Name: "web-1", Uuid: "u-web-1", Max: 1024 * mib, Asked: 256 * mib, Has: 800 * mib, Resident: 790 * mib, Target: 600 * mib,
+				Name: "web-1", Uuid: "u-web-1", Mode: mode, Max: 1024 * mib, Asked: 256 * mib, Floor: 200 * mib, Has: 800 * mib, Resident: 790 * mib, Target: 600 * mib,
 				Reason: "others need what it does not use", Need: 500 * mib, Margin: 100 * mib, Cache: 60 * mib,
 				Sampled: sampled, SampleAge: durationpb.New(2 * time.Second), Failure: "QEMU did not answer",
 			},

@@ -19,8 +19,11 @@ type Picture struct {
 // Line is one guest's part of a picture. Sizes are in MiB.
 type Line struct {
 	Name, UUID string
-	// Max is what the guest was started with, Asked what its user last asked for, Has what its balloon leaves it.
-	Max, Asked, Has float64
+	// Mode is that of the host, or advise where the guest's settings say so.
+	Mode Mode
+	// Max is what the guest was started with, Asked what its user last asked for, Floor the least that it gets, and Has
+	// what its balloon leaves it. The floor is Asked, unless the guest's settings have one.
+	Max, Asked, Floor, Has float64
 	// Resident is what the host holds for it.
 	Resident float64
 	Decision arbiter.Decision

@@ -114,11 +114,17 @@ func inBalloon(v *guest.View) float64 {
 // follow carries out a decision in mode act, beside the manager's loop, and returns the guest's line of the picture.
 func (t *track) follow(ctx context.Context, m *Manager, now time.Time, g *arbiter.Guest, d arbiter.Decision) Line {
 	v := t.guest.View()
-	line := Line{Name: v.Name, UUID: v.UUID, Max: g.Max, Asked: mib(v.AskedMemory), Has: g.Actual, Resident: g.Resident, Decision: d, Apart: g.Apart}
+	line := Line{
+		Name: v.Name, UUID: v.UUID, Mode: m.config.Mode, Max: g.Max, Asked: mib(v.AskedMemory), Floor: g.Floor, Has: g.Actual,
+		Resident: g.Resident, Decision: d, Apart: g.Apart,
+	}
+	if t.mode == Advise {
+		line.Mode = Advise
+	}
 	if g.Sample != nil {
 		line.Sampled = g.Sample.At
 	}
-	if size := bytesOf(d.Target); m.config.Mode == Act && t.mode != Advise && d.Reason != arbiter.Held && g.Apart == "" && size != bytesOf(g.Target) && t.begin() {
+	if size := bytesOf(d.Target); line.Mode == Act && d.Reason != arbiter.Held && g.Apart == "" && size != bytesOf(g.Target) && t.begin() {
 		t.move(ctx, m, now, size, g, d)
 	}
 	t.mu.Lock()

@@ -52,7 +52,7 @@ func (s *Server) Memory(ctx context.Context, r *lodgev1.MemoryRequest) (*lodgev1
 // toMemoryDecision translates a guest's line of the picture.
 func toMemoryDecision(l *memory.Line, now time.Time) *lodgev1.MemoryDecision {
 	d := &lodgev1.MemoryDecision{
-		Name: validUTF8(l.Name), Uuid: l.UUID, Max: toBytes(l.Max), Asked: toBytes(l.Asked), Has: toBytes(l.Has), Resident: toBytes(l.Resident),
+		Name: validUTF8(l.Name), Uuid: l.UUID, Mode: string(l.Mode), Max: toBytes(l.Max), Asked: toBytes(l.Asked), Floor: toBytes(l.Floor), Has: toBytes(l.Has), Resident: toBytes(l.Resident),
 		Target: toBytes(l.Decision.Target), Reason: string(l.Decision.Reason), Apart: l.Apart,
 		Need: toBytes(l.Decision.Need), Margin: toBytes(l.Decision.Margin), Cache: toBytes(l.Decision.Cache), Spare: toBytes(l.Decision.Spare),
 	}

@@ -21,7 +21,7 @@ func pictureOf(guests int, at time.Time) memory.Picture {
 	for i := guests - 1; i >= 0; i-- {
 		name, uuid, _ := document(i)
 		p.Guests = append(p.Guests, memory.Line{
-			Name: name, UUID: uuid, Max: 1024, Asked: 512, Has: 700, Resident: 650.5, Sampled: at.Add(-time.Second),
+			Name: name, UUID: uuid, Mode: memory.Advise, Max: 1024, Asked: 512, Floor: 256, Has: 700, Resident: 650.5, Sampled: at.Add(-time.Second),
 			Decision: arbiter.Decision{ID: uuid, Target: 712, Reason: arbiter.Grown, Need: 520, Margin: 64, Cache: 100, Spare: 28},
 			Failure:  errors.New("QEMU did not answer"),
 		})
@@ -46,7 +46,7 @@ func TestMemory_Picture(t *testing.T) {
 		Mode: "act", At: timestamppb.New(at),
 		Host: &lodgev1.HostMemory{Total: 4096 << 20, Others: 1024 << 20, Budget: 29495 << 20 / 10, Resident: 1301 << 20, Targets: 1424 << 20},
 		Guests: []*lodgev1.MemoryDecision{{
-			Name: "web-1", Uuid: uuid, Max: 1024 << 20, Asked: 512 << 20, Has: 700 << 20, Resident: 6505 << 20 / 10, Target: 712 << 20,
+			Name: "web-1", Uuid: uuid, Mode: "advise", Max: 1024 << 20, Asked: 512 << 20, Floor: 256 << 20, Has: 700 << 20, Resident: 6505 << 20 / 10, Target: 712 << 20,
 			Reason: "it needs more", Need: 520 << 20, Margin: 64 << 20, Cache: 100 << 20, Spare: 28 << 20,
 			Sampled: timestamppb.New(at.Add(-time.Second)), Failure: "QEMU did not answer",
 		}},
