@@ -46,7 +46,7 @@ const (
 	patience = 10 * time.Second
 )
 
-// latest is the guest's newest sample, and its target: what it has, until the manager has moved it.
+// latest returns the guest's newest sample and its target. Before the first move its present size is the target.
 func (t *track) latest(actual float64) (*arbiter.Sample, float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,8 +101,8 @@ func (t *track) take(b *machine.Balloon) {
 	t.before = *b
 }
 
-// inBalloon is what a guest's balloon holds, in MiB, if the guest counts it as its own memory. Linux does so only where
-// the balloon may deflate by itself (virtio_balloon.c, VIRTIO_BALLOON_F_DEFLATE_ON_OOM).
+// inBalloon returns the size of a guest's balloon, in MiB, if the guest counts it as its own memory. Linux does so only
+// with automatic deflation (virtio_balloon.c, VIRTIO_BALLOON_F_DEFLATE_ON_OOM).
 func inBalloon(v *guest.View) float64 {
 	d := v.Active
 	if d == nil || d.Devices.Balloon == nil || d.Devices.Balloon.AutoDeflate != device.On {
@@ -133,7 +133,7 @@ func (t *track) follow(ctx context.Context, m *Manager, now time.Time, g *arbite
 	return line
 }
 
-// move moves the balloon, and logs the decision with what it was made of.
+// move moves the balloon, and logs the decision with its parts.
 func (t *track) move(ctx context.Context, m *Manager, now time.Time, size uint64, g *arbiter.Guest, d arbiter.Decision) {
 	m.work.Go(func() {
 		ctx, stop := context.WithTimeout(ctx, patience)
