@@ -1,6 +1,7 @@
 package arbiter
 
 import (
+	"iter"
 	"math"
 	"time"
 )
@@ -32,6 +33,17 @@ func (a *Arbiter) Decide(now time.Time, h Host, guests []Guest) []Decision {
 		decisions[i] = a.claims[i].decision()
 	}
 	return decisions
+}
+
+// movable yields the claims of guests with balloons that may move.
+func (a *Arbiter) movable() iter.Seq[*claim] {
+	return func(yield func(*claim) bool) {
+		for i := range a.claims {
+			if c := &a.claims[i]; c.apart == "" && !yield(c) {
+				return
+			}
+		}
+	}
 }
 
 // learn takes the guests' samples into account, and begins their claims.
@@ -71,11 +83,7 @@ func (a *Arbiter) claim(h Host) {
 	for i := range a.claims {
 		shares += a.claims[i].Shares * a.claims[i].Max
 	}
-	for i := range a.claims {
-		c := &a.claims[i]
-		if c.apart != "" {
-			continue
-		}
+	for c := range a.movable() {
 		part := (h.Memory - h.Others) * c.Shares * c.Max / math.Max(shares, tiny)
 		if least := a.Rules.LeastMargin * c.Max; c.lies {
 			beyond := math.Max(c.account.need-part, 0)

@@ -9,11 +9,9 @@ const tiny = 1e-9
 // Otherwise the claims are squeezed. If even the needs do not fit, shares decide.
 func (a *Arbiter) divide(budget float64) {
 	var whole, wholeCost, need float64
-	for i := range a.claims {
-		if c := &a.claims[i]; c.apart == "" {
-			c.base = c.whole()
-			whole, wholeCost, need = whole+c.base, wholeCost+c.cost(&a.Rules, c.base), need+c.need
-		}
+	for c := range a.movable() {
+		c.base = c.whole()
+		whole, wholeCost, need = whole+c.base, wholeCost+c.cost(&a.Rules, c.base), need+c.need
 	}
 	switch {
 	case need > budget:
@@ -26,26 +24,15 @@ func (a *Arbiter) divide(budget float64) {
 
 // squeeze finds the least squeeze with which all claims fit, by halving an interval: 14 times, to 0.02 % of it.
 func (a *Arbiter) squeeze(budget float64) {
-	low, high := 0., 3.
-	for range 14 {
-		if middle := (low + high) / 2; a.costSqueezed(middle) > budget {
-			low = middle
-		} else {
-			high = middle
-		}
-	}
-	for i := range a.claims {
-		if c := &a.claims[i]; c.apart == "" {
-			c.base = c.squeezed(&a.Rules, high)
-		}
+	_, by := halve(0, 3, 14, func(by float64) bool { return a.costSqueezed(by) <= budget })
+	for c := range a.movable() {
+		c.base = c.squeezed(&a.Rules, by)
 	}
 }
 
 func (a *Arbiter) costSqueezed(by float64) (sum float64) {
-	for i := range a.claims {
-		if c := &a.claims[i]; c.apart == "" {
-			sum += c.cost(&a.Rules, c.squeezed(&a.Rules, by))
-		}
+	for c := range a.movable() {
+		sum += c.cost(&a.Rules, c.squeezed(&a.Rules, by))
 	}
 	return sum
 }
@@ -67,26 +54,29 @@ func (c *claim) squeezed(r *Rules, by float64) float64 {
 // divideByShares divides a budget that does not hold all needs. A guest gets its part by shares and size, at most its
 // need and at least its floor; what some do not need goes to the others in the same way.
 func (a *Arbiter) divideByShares(budget float64) {
-	low, high := 0., 1.
-	for range 60 {
-		middle := (low + high) / 2
-		var sum float64
-		for i := range a.claims {
-			if c := &a.claims[i]; c.apart == "" {
-				sum += c.byShares(middle)
-			}
-		}
-		if sum > budget {
+	perShare, _ := halve(0, 1, 60, func(perShare float64) bool { return a.sumByShares(perShare) > budget })
+	for c := range a.movable() {
+		c.base, c.reason = c.byShares(perShare), Scarce
+	}
+}
+
+func (a *Arbiter) sumByShares(perShare float64) (sum float64) {
+	for c := range a.movable() {
+		sum += c.byShares(perShare)
+	}
+	return sum
+}
+
+// halve narrows an interval to where reached changes from false to true, by halving it a number of times.
+func halve(low, high float64, times int, reached func(float64) bool) (below, above float64) {
+	for range times {
+		if middle := (low + high) / 2; reached(middle) {
 			high = middle
 		} else {
 			low = middle
 		}
 	}
-	for i := range a.claims {
-		if c := &a.claims[i]; c.apart == "" {
-			c.base, c.reason = c.byShares(low), Scarce
-		}
-	}
+	return low, high
 }
 
 func (c *claim) byShares(perShare float64) float64 {
@@ -96,15 +86,11 @@ func (c *claim) byShares(perShare float64) float64 {
 // giveSpare divides the rest of the budget among all guests, in proportion to their distance from their maximum.
 func (a *Arbiter) giveSpare(left float64) {
 	var below float64
-	for i := range a.claims {
-		if c := &a.claims[i]; c.apart == "" {
-			below += c.Max - c.base
-		}
+	for c := range a.movable() {
+		below += c.Max - c.base
 	}
 	part := clamp(left/math.Max(below, tiny), 0, 1)
-	for i := range a.claims {
-		if c := &a.claims[i]; c.apart == "" {
-			c.target = c.base + (c.Max-c.base)*part
-		}
+	for c := range a.movable() {
+		c.target = c.base + (c.Max-c.base)*part
 	}
 }

@@ -6,15 +6,11 @@ import "math"
 // promised memory exceeds the budget. It grows only while it has less than its claim, or in distress.
 func (a *Arbiter) move(budget float64) {
 	var promised float64
-	for i := range a.claims {
-		if c := &a.claims[i]; c.apart == "" {
-			promised += c.cost(&a.Rules, math.Min(c.Target, c.Max))
-		}
+	for c := range a.movable() {
+		promised += c.cost(&a.Rules, math.Min(c.Target, c.Max))
 	}
-	for i := range a.claims {
-		if c := &a.claims[i]; c.apart == "" {
-			c.choose(&a.Rules, promised > budget*1.005)
-		}
+	for c := range a.movable() {
+		c.choose(&a.Rules, promised > budget*1.005)
 	}
 }
 
@@ -53,12 +49,10 @@ func (a *Arbiter) pace(h Host) {
 		growth += a.Rules.Untouched * math.Max(c.target-c.Actual, 0)
 	}
 	part := clamp(room/math.Max(growth, tiny), 0, 1)
-	for i := range a.claims {
-		if c := &a.claims[i]; c.apart == "" {
-			if c.target > c.Actual {
-				c.target = c.Actual + (c.target-c.Actual)*part
-			}
-			c.target = clamp(c.target, c.Floor, c.Max)
+	for c := range a.movable() {
+		if c.target > c.Actual {
+			c.target = c.Actual + (c.target-c.Actual)*part
 		}
+		c.target = clamp(c.target, c.Floor, c.Max)
 	}
 }
