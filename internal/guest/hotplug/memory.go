@@ -7,6 +7,7 @@ import (
 	"github.com/lodge-kvm/lodge/internal/guest/machine"
 	"github.com/lodge-kvm/lodge/internal/guest/provision"
 	"github.com/lodge-kvm/lodge/internal/mechanism/operation"
+	"github.com/lodge-kvm/lodge/internal/mechanism/qmp"
 	"github.com/lodge-kvm/lodge/internal/word/domain"
 	"github.com/lodge-kvm/lodge/internal/word/scope"
 )
@@ -42,7 +43,7 @@ func planMemory(g *machine.Guest, bytes uint64, config *domain.Definition) (mach
 	return func(ctx context.Context, sc scope.Scope) (machine.Settle, error) {
 		s, err := r.Monitor()
 		if err == nil {
-			err = s.Execute(ctx, "balloon", map[string]any{"value": bytes}, nil)
+			err = setBalloon(ctx, s, bytes)
 		}
 		if err != nil {
 			return nil, err
@@ -91,6 +92,11 @@ func LendMemory(ctx context.Context, g *machine.Guest, sc scope.Scope, bytes uin
 	if err != nil {
 		return err
 	}
+	return setBalloon(ctx, s, bytes)
+}
+
+// setBalloon asks the balloon for a size in bytes. The guest follows in its own time.
+func setBalloon(ctx context.Context, s *qmp.Session, bytes uint64) error {
 	return s.Execute(ctx, "balloon", map[string]any{"value": bytes}, nil)
 }
 

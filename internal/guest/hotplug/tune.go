@@ -122,12 +122,7 @@ func applyTuning(ctx context.Context, r *machine.Registry, run *machine.Instance
 // adjustMachine sends QEMU the settings that it applies itself.
 func adjustMachine(ctx context.Context, s *qmp.Session, before, after *domain.Definition) error {
 	if b := after.Devices.Balloon; b != nil && before.Devices.Balloon != nil && b.StatsPeriod != before.Devices.Balloon.StatsPeriod {
-		path, err := provision.BalloonPath(b)
-		if err != nil {
-			return err
-		}
-		args := map[string]any{"path": path, "property": "guest-stats-polling-interval", "value": b.StatsPeriod}
-		if err := s.Execute(ctx, "qom-set", args, nil); err != nil {
+		if err := provision.SetStatsPeriod(ctx, s, b, b.StatsPeriod); err != nil {
 			return err
 		}
 	}

@@ -144,7 +144,7 @@ func (u *UpdateOp) applyDifferences(ctx context.Context, s *qmp.Session, before,
 		}
 	}
 	if u.Balloon != nil {
-		if err := s.Execute(ctx, "balloon", map[string]any{"value": *u.Balloon}, nil); err != nil {
+		if err := setBalloon(ctx, s, *u.Balloon); err != nil {
 			return err
 		}
 	}

@@ -24,6 +24,15 @@ func BalloonPath(b *device.Balloon) (string, error) {
 	return "/machine/peripheral/" + b.Alias, nil
 }
 
+// SetStatsPeriod tells a guest's driver to report its memory every so many seconds; 0: never.
+func SetStatsPeriod(ctx context.Context, s *qmp.Session, b *device.Balloon, seconds uint) error {
+	path, err := BalloonPath(b)
+	if err != nil {
+		return err
+	}
+	return s.Execute(ctx, "qom-set", map[string]any{"path": path, "property": "guest-stats-polling-interval", "value": seconds}, nil)
+}
+
 // ModuleDemand returns the host memory that a memory module takes.
 func ModuleDemand(def *domain.Definition, m *device.Memory) topology.Reservation {
 	size := hugePageSize(def)

@@ -195,6 +195,11 @@ func sampleBalloon(ctx context.Context, s *qmp.Session, st *machine.Stats) error
 	if err != nil {
 		return nil // no balloon: no figures
 	}
+	return readFigures(ctx, s, path, &st.Balloon)
+}
+
+// readFigures reads the memory figures that a guest has reported to the balloon at that path.
+func readFigures(ctx context.Context, s *qmp.Session, path string, into *machine.Balloon) error {
 	var answer struct {
 		Stats      map[string]uint64
 		LastUpdate int64 `json:"last-update"`
@@ -202,14 +207,14 @@ func sampleBalloon(ctx context.Context, s *qmp.Session, st *machine.Stats) error
 	if err := s.Execute(ctx, "qom-get", map[string]any{"path": path, "property": "guest-stats"}, &answer); err != nil {
 		return err
 	}
-	st.Balloon.Known, st.Balloon.Updated = 0, time.Time{}
+	into.Known, into.Updated = 0, time.Time{}
 	for f, name := range qemuFigures {
 		if value, ok := answer.Stats[name]; ok && value != Unset {
-			SetFigure(&st.Balloon, machine.BalloonFigure(f), value)
+			SetFigure(into, machine.BalloonFigure(f), value)
 		}
 	}
 	if answer.LastUpdate > 0 {
-		st.Balloon.Updated = time.Unix(answer.LastUpdate, 0)
+		into.Updated = time.Unix(answer.LastUpdate, 0)
 	}
 	return nil
 }
