@@ -158,7 +158,7 @@ func (o *options) config(log *slog.Logger) (daemon.Config, error) {
 	case !isolated && labels == daemon.LabelsRequired:
 		return daemon.Config{}, errors.New("--security-labels=require needs --isolation=on")
 	}
-	mode, err := memory.ParseMode(o.memory)
+	mode, err := fleet.ParseMemoryMode(o.memory)
 	if err != nil {
 		return daemon.Config{}, err
 	}

@@ -39,7 +39,7 @@ func TestMarks_RoundTrip(t *testing.T) {
 		}
 		m.Memory = MemoryMarks{
 			Shares: rapid.IntRange(0, mostShares).Draw(t, "shares"), Floor: rapid.Uint64Range(0, 1<<40).Draw(t, "floor") << 10,
-			Mode: rapid.SampledFrom([]string{"", "off", "advise", "act"}).Draw(t, "mode"),
+			Mode: rapid.SampledFrom([]MemoryMode{"", MemoryOff, MemoryAdvise, MemoryAct}).Draw(t, "mode"),
 		}
 		doc, err := m.document()
 		if err != nil {

@@ -16,8 +16,30 @@ type MemoryMarks struct {
 	Shares int
 	// Floor is the least memory that the balloon leaves the guest, in bytes. 0: the memory that its user last asked for.
 	Floor uint64
-	// Mode is off, advise or act; "": the host's mode. The stricter of both counts.
-	Mode string
+	// Mode is the guest's own; "": the host's. The stricter of both counts.
+	Mode MemoryMode
+}
+
+// MemoryMode is what the memory manager may do.
+type MemoryMode string
+
+// Modes.
+const (
+	// MemoryOff: it does not look at guests.
+	MemoryOff MemoryMode = "off"
+	// MemoryAdvise: it decides, shows its decisions and moves nothing.
+	MemoryAdvise MemoryMode = "advise"
+	// MemoryAct: it moves balloons.
+	MemoryAct MemoryMode = "act"
+)
+
+// ParseMemoryMode parses a mode as a user writes it.
+func ParseMemoryMode(text string) (MemoryMode, error) {
+	switch m := MemoryMode(text); m {
+	case MemoryOff, MemoryAdvise, MemoryAct:
+		return m, nil
+	}
+	return "", fault.New(fault.Invalid, fault.Call, "the mode of the memory manager is off, advise or act, not %q", text)
 }
 
 // UsualShares are the shares of a guest without marks.
@@ -36,7 +58,7 @@ func parseMemoryMarks(e *xmltree.Element) (m MemoryMarks, err error) {
 	}{
 		{"shares", func(text string) error { m.Shares, err = parseShares(text); return err }},
 		{"floor", func(text string) error { m.Floor, err = ParseSize(text); return err }},
-		{"mode", func(text string) error { m.Mode, err = parseMemoryMode(text); return err }},
+		{"mode", func(text string) error { m.Mode, err = ParseMemoryMode(text); return err }},
 	} {
 		if text := e.Attr(a.name); text != "" {
 			if err := a.parse(text); err != nil {
@@ -55,14 +77,6 @@ func parseShares(text string) (int, error) {
 	return n, nil
 }
 
-func parseMemoryMode(text string) (string, error) {
-	switch text {
-	case "off", "advise", "act":
-		return text, nil
-	}
-	return "", fault.New(fault.Invalid, fault.Metadata, "the mode is off, advise or act, not %q", text)
-}
-
 // attrs returns the attributes of the element; nil: there is nothing to say.
 func (m MemoryMarks) attrs() (all []xmltree.Attr) {
 	if m.Shares != 0 {
@@ -72,7 +86,7 @@ func (m MemoryMarks) attrs() (all []xmltree.Attr) {
 		all = append(all, xmltree.Attr{Name: "floor", Value: formatSize(m.Floor)})
 	}
 	if m.Mode != "" {
-		all = append(all, xmltree.Attr{Name: "mode", Value: m.Mode})
+		all = append(all, xmltree.Attr{Name: "mode", Value: string(m.Mode)})
 	}
 	return all
 }

@@ -31,7 +31,7 @@ type settings struct {
 type memoryMarks struct {
 	shares *int
 	floor  *uint64
-	mode   *string
+	mode   *MemoryMode
 }
 
 // parse parses one of the settings; known says that the key is one.
@@ -46,9 +46,9 @@ func (s *memoryMarks) parse(key, value string) (known bool, err error) {
 	case key == "memory.floor":
 		s.floor, err = parsed(ParseSize(value))
 	case key == "memory.mode" && value == "":
-		s.mode = new("")
+		s.mode = new(MemoryMode(""))
 	case key == "memory.mode":
-		s.mode, err = parsed(parseMemoryMode(value))
+		s.mode, err = parsed(ParseMemoryMode(value))
 	default:
 		return false, nil
 	}

@@ -24,8 +24,8 @@ func (m *Manager) gather(now time.Time) ([]arbiter.Guest, []*track) {
 			continue // it has just ended
 		}
 		t := m.tracks[v.UUID]
-		if t == nil || t.pid != v.PID || t.started != p.Start {
-			t = &track{guest: g, pid: v.PID, started: p.Start, since: now}
+		if t == nil || t.id != v.ID {
+			t = &track{guest: g, id: v.ID, since: now}
 		}
 		known[v.UUID] = t
 		guests, tracks = append(guests, t.see(v, p.Resident, m.config.Fleet.MemberOf(g).Marks.Memory)), append(tracks, t)
@@ -46,7 +46,7 @@ func (t *track) see(v *guest.View, resident uint64, marks fleet.MemoryMarks) arb
 		ID: v.UUID, Started: t.since, Max: mib(d.Memory), Floor: mib(min(floor, d.Memory)), Shares: float64(marks.Weight()) / fleet.UsualShares,
 		Actual: mib(d.CurrentMemory), Resident: mib(resident) - t.own, Apart: apart(v),
 	}
-	if t.mode = Mode(marks.Mode); t.mode == Off {
+	if t.mode = marks.Mode; t.mode == Off {
 		a.Apart = "its setting memory.mode is off"
 	}
 	a.Sample, a.Target = t.latest(a.Actual)

@@ -1,25 +1,13 @@
 package memory
 
-import "github.com/lodge-kvm/lodge/internal/base/fault"
+import "github.com/lodge-kvm/lodge/internal/control/fleet"
 
-// Mode is what the manager may do.
-type Mode string
+// Mode is what the manager may do. A guest's marks may hold one, too, so package fleet defines it.
+type Mode = fleet.MemoryMode
 
 // Modes.
 const (
-	// Off: it does not look at guests.
-	Off Mode = "off"
-	// Advise: it decides, shows its decisions and moves nothing.
-	Advise Mode = "advise"
-	// Act: it moves balloons.
-	Act Mode = "act"
+	Off    = fleet.MemoryOff
+	Advise = fleet.MemoryAdvise
+	Act    = fleet.MemoryAct
 )
-
-// ParseMode parses a mode as a user writes it.
-func ParseMode(text string) (Mode, error) {
-	switch m := Mode(text); m {
-	case Off, Advise, Act:
-		return m, nil
-	}
-	return "", fault.New(fault.Invalid, fault.Call, "the mode of the memory manager is off, advise or act, not %q", text)
-}

@@ -17,14 +17,13 @@ import (
 
 // track is what the manager keeps of one run of a guest.
 type track struct {
-	guest   *guest.Guest
-	pid     int
-	started uint64 // of the process, in clock ticks since boot
-	since   time.Time
-	asked   time.Time
-	held    float64 // resident memory at that time, in MiB
-	own     float64 // memory of QEMU itself, in MiB
-	mode    Mode    // of the guest's own settings; "": as the host's
+	guest *guest.Guest
+	id    int // the guest's ID in this run
+	since time.Time
+	asked time.Time
+	held  float64 // resident memory at that time, in MiB
+	own   float64 // memory of QEMU itself, in MiB
+	mode  Mode    // of the guest's own settings; "": as the host's
 
 	mu      sync.Mutex
 	busy    bool // a question or a move is under way
