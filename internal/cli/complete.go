@@ -57,14 +57,19 @@ func beginning(typed, before string, words []string) []string {
 	return slices.Compact(found)
 }
 
-// GuestNames gives the names of all guests; none where the daemon does not answer.
-func (c *Client) GuestNames(ctx context.Context) []string {
+// knownGuests gives all guests; none where the daemon does not answer.
+func (c *Client) knownGuests(ctx context.Context) []*lodgev1.Guest {
 	answer, err := c.ListGuests(ctx, &lodgev1.ListGuestsRequest{})
 	if err != nil {
 		return nil
 	}
+	return answer.GetGuests()
+}
+
+// GuestNames gives the names of all guests; none where the daemon does not answer.
+func (c *Client) GuestNames(ctx context.Context) []string {
 	var names []string
-	for _, g := range answer.GetGuests() {
+	for _, g := range c.knownGuests(ctx) {
 		names = append(names, g.GetName())
 	}
 	return names
@@ -72,12 +77,8 @@ func (c *Client) GuestNames(ctx context.Context) []string {
 
 // labels gives the labels of all guests, as NAME:VALUE.
 func (c *Client) labels(ctx context.Context) []string {
-	answer, err := c.ListGuests(ctx, &lodgev1.ListGuestsRequest{})
-	if err != nil {
-		return nil
-	}
 	var found []string
-	for _, g := range answer.GetGuests() {
+	for _, g := range c.knownGuests(ctx) {
 		for name, value := range g.GetLabels() {
 			found = append(found, strings.TrimSuffix(name+":"+value, ":"))
 		}
