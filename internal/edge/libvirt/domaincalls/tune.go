@@ -298,17 +298,12 @@ func getTunables(h *rpc.Handlers, d xdr.Domain, call string, flags uint32, table
 
 // setTunables changes the parameters of a domain that the call names. The table says which there are.
 func setTunables(ctx context.Context, h *rpc.Handlers, sc scope.Scope, d xdr.Domain, params []xdr.TypedParam, flags uint32, table []Tunable) error {
+	if err := rpc.CheckParamNames(params, func(name string) bool { return FindTunable(table, name) != nil }); err != nil {
+		return err
+	}
 	writes := make([]func(*domain.Definition) error, 0, len(params))
-	named := map[string]bool{}
 	for _, p := range params {
 		t := FindTunable(table, p.Field)
-		switch {
-		case t == nil:
-			return fault.New(fault.Invalid, fault.Call, "parameter '%s' not supported", p.Field)
-		case named[p.Field]:
-			return fault.New(fault.Invalid, fault.Call, "parameter '%s' occurs multiple times", p.Field)
-		}
-		named[p.Field] = true
 		writes = append(writes, func(d *domain.Definition) error {
 			return fault.Wrap(t.Write(d, p.Value), fault.Invalid, fault.Call, "cannot set %s", p.Field)
 		})

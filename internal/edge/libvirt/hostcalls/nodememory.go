@@ -2,6 +2,7 @@ package hostcalls
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/lodge-kvm/lodge/internal/base/fault"
@@ -91,30 +92,27 @@ func nodeSetMemoryParameters(_ context.Context, h *rpc.Handlers, _ *rpc.Request,
 
 // pageSharingSettings makes settings of parameters. It refuses all if it refuses one.
 func pageSharingSettings(k kernel.KSM, params []xdr.TypedParam) (s kernel.KSMSettings, err error) {
-	named := map[string]bool{}
+	if err := rpc.CheckParamNames(params, func(name string) bool { return findWritable(name) != nil }); err != nil {
+		return s, err
+	}
 	for _, given := range params {
-		p := findMemoryParameter(given.Field)
+		p := findWritable(given.Field)
 		switch {
-		case p == nil || p.write == nil:
-			return s, fault.New(fault.Invalid, fault.Call, "parameter '%s' not supported", given.Field)
-		case named[given.Field]:
-			return s, fault.New(fault.Invalid, fault.Call, "parameter '%s' occurs multiple times", given.Field)
 		case given.Value.Kind() != xdr.KindUint:
 			return s, fault.New(fault.Invalid, fault.Call, "invalid type for parameter '%s', expected 'uint'", given.Field)
 		case !k.Knows(p.file):
 			return s, fault.New(fault.WrongState, fault.Host, "parameter '%s' is not supported by this kernel", given.Field)
 		}
-		named[given.Field] = true
 		p.write(&s, uint32(given.Value.Uint()))
 	}
 	return s, nil
 }
 
-func findMemoryParameter(name string) *memoryParameter {
-	for i := range memoryParameters {
-		if memoryParameters[i].name == name {
-			return &memoryParameters[i]
-		}
+// findWritable finds a parameter that can be changed; nil: there is none of that name.
+func findWritable(name string) *memoryParameter {
+	i := slices.IndexFunc(memoryParameters, func(p memoryParameter) bool { return p.name == name && p.write != nil })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return &memoryParameters[i]
 }

@@ -63,6 +63,21 @@ func (p *ParamList) AddString(name, v string) {
 	}
 }
 
+// CheckParamNames refuses parameters that are not known, and those that are named twice.
+func CheckParamNames(params []xdr.TypedParam, known func(name string) bool) error {
+	named := map[string]bool{}
+	for _, p := range params {
+		switch {
+		case !known(p.Field):
+			return fault.New(fault.Invalid, fault.Call, "parameter '%s' not supported", p.Field)
+		case named[p.Field]:
+			return fault.New(fault.Invalid, fault.Call, "parameter '%s' occurs multiple times", p.Field)
+		}
+		named[p.Field] = true
+	}
+	return nil
+}
+
 // ParamsOrCount serves getters of typed parameters, which clients call twice: with room for none
 // they get the number of parameters, and then with that room the parameters.
 func ParamsOrCount(params []xdr.TypedParam, room int32) ([]xdr.TypedParam, int32, error) {
