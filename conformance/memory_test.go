@@ -22,9 +22,8 @@ func (g *guest) memory(t *testing.T) int {
 	return 0
 }
 
-// TestMemory_LentAndTakenBack: a guest that needs more than its user gave it gets more while the host has it. A daemon
-// that follows after a kill leaves it what it has, takes it back when all guests may hold less, and never takes what the
-// user gave.
+// TestMemory_LentAndTakenBack: a guest is lent memory beyond its user's while the host has some. The next daemon after a kill
+// leaves the guest its memory. It takes the loan back when all guests may hold less, and never takes the user's part.
 //
 // Promise: M1
 func TestMemory_LentAndTakenBack(t *testing.T) {
